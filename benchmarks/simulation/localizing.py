@@ -10,11 +10,12 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from distcache.node.transport import AT_ONCE, BACKLOG, FILES_AHEAD
+from distcache.node.arriving import BACKLOG, FILES_AHEAD
 from distcache.ranks.mpi import CHAIN_PIECE, LONGEST_CHAIN
 from distcache.ranks.striped_broadcast import AHEAD, CHUNK, WINDOW
 
 RING_CHUNK = 1 << 20
+AT_ONCE = 64  # nodes that copy at a time
 TREE_WIDTH = 16  # as it was measured; larger in some releases
 
 
@@ -57,7 +58,7 @@ def copy(site: Site, size: int, nodes: int) -> float:
 
 
 def stripes(site: Site, size: int, nodes: int) -> float:
-    """Piece p is read by node p mod N, and broadcast to all; the `mpi` transport."""
+    """Piece p is read by node p mod N, and broadcast to all; `localize`."""
     chunks = math.ceil(size / CHUNK)
     ahead = min(nodes * AHEAD, FILES_AHEAD, chunks)
     reading = min(site.shared / ahead, site.shared_node / math.ceil(ahead / nodes))

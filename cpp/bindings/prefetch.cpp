@@ -1,14 +1,11 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
-#include <map>
-#include <memory>
-#include <string>
+#include <tuple>
 #include <vector>
 
 #include "arrays.hpp"
 #include "distcache/prefetch_buffer.hpp"
-#include "distcache/request_loop.hpp"
 
 namespace distcache::bindings {
 namespace {
@@ -31,17 +28,6 @@ std::vector<SourceRange> ranges_of(const py::array& array) {
         ranges.push_back({numbers[i], numbers[i + 1], numbers[i + 2]});
     }
     return ranges;
-}
-
-FetchedBy fetched_by(const std::string& name) {
-    static const std::map<std::string, FetchedBy> known{{"loop", FetchedBy::loop},
-                                                        {"threads", FetchedBy::threads},
-                                                        {"unpackers", FetchedBy::unpackers}};
-    const auto found = known.find(name);
-    if (found == known.end()) {
-        throw py::value_error("nobody fetches by " + name);
-    }
-    return found->second;
 }
 
 void announce(PrefetchBuffer& buffer, std::int64_t stream, const py::array& ranges,
@@ -77,28 +63,22 @@ std::vector<int> fetch(PrefetchBuffer& buffer, const py::array& ranges, const py
     return outcome;
 }
 
-std::vector<std::array<std::int64_t, 4>> take(PrefetchBuffer& buffer, double seconds,
-                                              const std::string& fetcher) {
-    const FetchedBy kind = fetched_by(fetcher);
+using Taken = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::int64_t, bool>;
+
+std::vector<Taken> take(PrefetchBuffer& buffer, double seconds, bool ahead) {
     const py::gil_scoped_release release;
-    std::vector<std::array<std::int64_t, 4>> found;
-    for (const TakenRange& taken : buffer.take(kind, after(seconds))) {
-        found.push_back({static_cast<std::int64_t>(taken.id), taken.range.source, taken.range.begin,
-                         taken.range.size});
+    std::vector<Taken> found;
+    for (const TakenRange& taken : buffer.take(after(seconds), ahead)) {
+        const SourceRange& range = taken.range;
+        found.emplace_back(taken.id, range.source, range.begin, range.size, taken.urgent);
     }
     return found;
 }
 
-std::vector<int> open_shards(PrefetchBuffer& buffer, const py::array& sources, double seconds) {
-    const auto found = input<std::int64_t>(sources, "sources");
-    const py::gil_scoped_release release;
-    return buffer.open_shards(found, after(seconds));
-}
-
-void store(PrefetchBuffer& buffer, std::uint64_t id, const py::array& content, int file) {
+void store(PrefetchBuffer& buffer, std::uint64_t id, const py::array& content) {
     const auto found = input<std::uint8_t>(content, "content");
     const py::gil_scoped_release release;
-    buffer.store(id, std::as_bytes(found), file);
+    buffer.store(id, std::as_bytes(found));
 }
 
 py::dict status_of(const PrefetchBuffer& buffer) {
@@ -130,23 +110,20 @@ descriptor : int
     Descriptor of an empty file, which nothing else uses; it stays open as long as the buffer.
 )doc")
         .def(py::init<int>(), py::arg("descriptor"))
-        .def(
-            "add_source",
-            [](PrefetchBuffer& buffer, const std::string& fetcher, std::int64_t whole) {
-                return buffer.add_source(fetched_by(fetcher), whole);
-            },
-            py::arg("fetcher"), py::arg("whole"), R"doc(
+        .def("add_source", &PrefetchBuffer::add_source, release(), py::arg("whole"),
+             py::arg("packed"), R"doc(
 Add a source, and return its number.
 
 Parameters
 ----------
-fetcher : str
-    Who fetches its ranges: "loop" (a `RequestLoop`), "threads" that take them, or "unpackers", for
-    whom readers wait, and who take a shard as a whole.
 whole : int
     Bytes of the source if all of it may be announced as one range, of which any part is then
     served, else 0.
+packed : bool
+    Whether it is a compressed shard, which is fetched as a whole.
 )doc")
+        .def("set_unpackers", &PrefetchBuffer::set_unpackers, release(), py::arg("count"),
+             "Set how many packed sources are fetched at a time; at first, one.")
         .def("set_usual_budget", &PrefetchBuffer::set_usual_budget, release(), py::arg("budget"),
              "Set the bytes that may be ahead where no stream asks for any.")
         .def("open_stream", &PrefetchBuffer::open_stream, "Return the number of a new stream.")
@@ -188,40 +165,30 @@ seconds : float
 Returns
 -------
 list of int
-    0 if a range was copied, 1 if the caller has to fetch it, 2 if the time was over, 3 if its file
-    cannot be written to.
+    0 if a range was copied, 1 if it could not be fetched, 2 if the time was over, 3 if the disk
+    returned other bytes than were written, 4 if its file cannot be written to.
 
 Raises
 ------
 IndexError
     If a range is outside of its source.
 )doc")
-        .def("open_shards", &open_shards, py::arg("sources"), py::arg("seconds"), R"doc(
-Open shards as soon as they are there.
+        .def("take", &take, py::arg("seconds"), py::arg("ahead"), R"doc(
+Take ranges of one source that are close to one another, to fetch them.
 
 Parameters
 ----------
-sources : ndarray of int64, shape (shards,)
 seconds : float
-    Time limit.
+    Time to wait for some.
+ahead : bool
+    Whether ranges are taken that no reader waits for yet.
 
 Returns
 -------
-list of int
-    A descriptor for each, which the caller closes; -1 where there is none, and `fetch` says why. A
-    shard that is discarded is cut to no bytes.
-
-Raises
-------
-IndexError
-    If a source is no shard.
+list of (int, int, int, int, bool)
+    Id, source, first byte, bytes, and whether a reader waits for it; empty if there are none.
 )doc")
-        .def("take", &take, py::arg("seconds"), py::arg("fetcher") = "threads", R"doc(
-Take ranges of one source that are close to one another: tuples of an id, source, byte, bytes.
-
-Waits up to some seconds, and returns nothing then.
-)doc")
-        .def("store", &store, py::arg("taken"), py::arg("content"), py::arg("file") = -1, R"doc(
+        .def("store", &store, py::arg("taken"), py::arg("content"), R"doc(
 Write a range that was taken.
 
 Parameters
@@ -229,90 +196,20 @@ Parameters
 taken : int
     Its id.
 content : ndarray of uint8
-file : int
-    Of a shard, and only there: a descriptor of an empty file, which the buffer closes; without one
-    its readers get it from memory.
 
 Raises
 ------
 IndexError
-    If it has another size, or a file where it may not.
+    If it has another size.
 )doc")
         .def("fail", &PrefetchBuffer::fail, release(), py::arg("taken"),
-             "Discard a range that was taken: its readers fetch it themselves.")
-        .def("pass_on", &PrefetchBuffer::pass_on, release(), py::arg("taken"),
-             "Leave a range that was taken to the threads; a reader that waits fetches it.")
-        .def("is_wanted", &PrefetchBuffer::is_wanted, release(), py::arg("taken"),
-             "Return whether somebody will read a range that was taken.")
-        .def("is_awaited", &PrefetchBuffer::is_awaited, release(), py::arg("taken"),
-             "Return whether somebody waits for a range that was taken.")
+             "Discard a range that was taken: its readers are told.")
         .def("close", &PrefetchBuffer::close, release(), "Let all who wait return.")
         .def("status", &status_of, "Return counts of streams, bytes and ranges.");
 }
 
-void register_loop(py::module_& module) {
-    py::class_<RequestLoop>(module, "RequestLoop", R"doc(
-Reads ranges of objects for a `PrefetchBuffer`, in one thread, over connections of libcurl.
-
-It knows success only: all else is passed on to the threads that take from the buffer.
-
-Parameters
-----------
-buffer : PrefetchBuffer
-libraries : list of str
-    Names of libcurl, of which the first that exists is used; RuntimeError if none does.
-silence : float
-    Seconds without a byte after which a connection is closed.
-)doc")
-        .def(py::init([](PrefetchBuffer& buffer, const std::vector<std::string>& libraries,
-                         double silence) {
-                 const auto milliseconds = static_cast<std::int64_t>(silence * 1000);
-                 return std::make_unique<RequestLoop>(buffer, libraries,
-                                                      std::chrono::milliseconds(milliseconds));
-             }),
-             py::arg("buffer"), py::arg("libraries"), py::arg("silence"), py::keep_alive<1, 2>())
-        .def(
-            "set_target",
-            [](RequestLoop& loop, std::int64_t source, std::string origin, std::string path,
-               std::string tag, std::int64_t size, double seconds, const py::bytes& certificates) {
-                loop.set_target(source, {std::move(origin), std::move(path), std::move(tag), size,
-                                         after(seconds), std::string(certificates)});
-            },
-            py::arg("source"), py::arg("origin"), py::arg("path"), py::arg("tag"), py::arg("size"),
-            py::arg("seconds"), py::arg("certificates"), R"doc(
-Say where a source is.
-
-Parameters
-----------
-source : int
-origin : str
-    Scheme, host and port.
-path : str
-    Path with the query, which may be a signature.
-tag : str
-    ETag with its quotes.
-size : int
-    Bytes of the object.
-seconds : float
-    Time until the signature expires.
-certificates : bytes
-    Authorities in PEM; empty for those that libcurl knows.
-)doc")
-        .def("has_target", &RequestLoop::has_target, py::arg("source"),
-             "Return whether a source is asked: its signature has not expired or been refused.")
-        .def("counts", &RequestLoop::counts,
-             "Return the requests that were sent, and the bytes that were received for them.")
-        .def(
-            "close", [](RequestLoop& loop) { loop.stop(); },
-            py::call_guard<py::gil_scoped_release>(),
-            "End the thread; what it has taken is passed on.");
-}
-
 }  // namespace
 
-void register_prefetch(py::module_& module) {
-    register_buffer(module);
-    register_loop(module);
-}
+void register_prefetch(py::module_& module) { register_buffer(module); }
 
 }  // namespace distcache::bindings

@@ -10,11 +10,17 @@ namespace distcache {
 /// The places of ranges in a file: each goes to the smallest free extent that holds it.
 class Extents {
 public:
-    /// Bytes are given out in multiples of this, so that freed places fit others.
+    /// Bytes are given out in multiples of this, so that freed places fit others; large ranges, such
+    /// as shards, whose sizes differ by little, in multiples of more.
     static constexpr std::int64_t unit = 64;
+    static constexpr std::int64_t large = 8 << 20;
+    static constexpr std::int64_t large_unit = 1 << 20;
 
     /// Bytes that a range takes.
-    static std::int64_t rounded(std::int64_t size) { return (size + unit - 1) / unit * unit; }
+    static std::int64_t rounded(std::int64_t size) {
+        const std::int64_t multiple = size < large ? unit : large_unit;
+        return (size + multiple - 1) / multiple * multiple;
+    }
 
     /// Return the first byte of a free place; the file grows if no free extent is large enough.
     std::int64_t take(std::int64_t size);

@@ -1,7 +1,5 @@
 #include "distcache/prefetch_buffer.hpp"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <random>
 #include <utility>
@@ -10,11 +8,6 @@
 #include "distcache/require.hpp"
 
 namespace distcache {
-namespace {
-
-constexpr std::int64_t compared_at_once = 1 << 20;  // bytes of a shard
-
-}  // namespace
 
 std::size_t PrefetchBuffer::Hash::operator()(const SourceRange& range) const {
     auto hash = static_cast<std::uint64_t>(range.begin) * 0x9E3779B97F4A7C15;
@@ -30,12 +23,16 @@ PrefetchBuffer::PrefetchBuffer(int descriptor) : file_(descriptor) {
 
 PrefetchBuffer::~PrefetchBuffer() = default;
 
-std::int64_t PrefetchBuffer::add_source(FetchedBy fetcher, std::int64_t whole) {
-    require(whole > 0 || fetcher != FetchedBy::unpackers, "a shard has a size");
+std::int64_t PrefetchBuffer::add_source(std::int64_t whole, bool packed) {
+    require(whole > 0 || !packed, "a shard has a size");
     const Lock lock(mutex_);
-    sources_.push_back({fetcher, whole});
-    ++sources_of_[static_cast<std::size_t>(fetcher)];
+    sources_.push_back({whole, packed});
     return static_cast<std::int64_t>(sources_.size()) - 1;
+}
+
+void PrefetchBuffer::set_unpackers(std::int64_t count) {
+    const Lock lock(mutex_);
+    unpackers_ = count;
 }
 
 void PrefetchBuffer::set_usual_budget(std::int64_t budget) {
@@ -67,7 +64,7 @@ void PrefetchBuffer::close_stream(std::int64_t stream) {
     while (!spare_.empty() && used_ > asked()) {
         discard_spare();
     }
-    wake_fetchers();
+    work_.notify_one();
 }
 
 void PrefetchBuffer::announce(std::int64_t stream, std::span<const SourceRange> ranges,
@@ -81,8 +78,8 @@ void PrefetchBuffer::announce(std::int64_t stream, std::span<const SourceRange> 
             "readings do not fit their ranges");
     require_sound(ranges);
     for (const SourceRange& range : ranges) {
-        const auto [fetcher, whole] = sources_[static_cast<std::size_t>(range.source)];
-        require(fetcher != FetchedBy::unpackers || (range.begin == 0 && range.size == whole),
+        const auto [whole, packed] = sources_[static_cast<std::size_t>(range.source)];
+        require(!packed || (range.begin == 0 && range.size == whole),
                 "a shard is announced as a whole");
     }
     Stream& to = found->second;
@@ -96,7 +93,7 @@ void PrefetchBuffer::announce(std::int64_t stream, std::span<const SourceRange> 
     for (const std::int64_t end : ends) {
         to.readings.push_back({before + end, false});
     }
-    wake_fetchers();
+    work_.notify_one();
 }
 
 void PrefetchBuffer::finish_readings(std::span<const ReadingNumber> readings) {
@@ -107,7 +104,7 @@ void PrefetchBuffer::finish_readings(std::span<const ReadingNumber> readings) {
         }
     }
     if (counts_[static_cast<std::size_t>(State::queued)] > 0) {
-        wake_fetchers();  // there may be room
+        work_.notify_one();  // there may be room
     }
 }
 
@@ -150,70 +147,11 @@ std::vector<FetchStatus> PrefetchBuffer::fetch(std::span<const SourceRange> rang
     return outcome;
 }
 
-std::vector<int> PrefetchBuffer::open_shards(std::span<const std::int64_t> sources,
-                                             Clock::time_point end) {
-    std::vector<SourceRange> ranges;
-    std::vector<std::size_t> numbers;
-    {
-        const Lock lock(mutex_);
-        for (std::size_t i = 0; i < sources.size(); ++i) {
-            const std::int64_t source = sources[i];
-            require(source >= 0 && static_cast<std::size_t>(source) < sources_.size() &&
-                        sources_[static_cast<std::size_t>(source)].fetcher == FetchedBy::unpackers,
-                    "there is no such shard");
-            const SourceRange whole{source, 0, sources_[static_cast<std::size_t>(source)].whole};
-            if (may_have_place(whole)) {
-                ranges.push_back(whole);
-                numbers.push_back(i);
-            }
-        }
-    }
-    std::vector<FetchStatus> outcome;
-    const std::vector<Entry*> used = use(ranges, end, outcome);
-    std::vector<int> files(sources.size(), -1);
-    for (std::size_t i = 0; i < ranges.size(); ++i) {
-        if (used[i] != nullptr && used[i]->offset >= 0 && is_intact(*used[i])) {
-            files[numbers[i]] = ::fcntl(file_of(*used[i]), F_DUPFD_CLOEXEC, 0);
-        }
-    }
-    release(used);
-    return files;
-}
-
-// Whether a shard has a place, or may get one: else it would be unpacked for this reader alone, and
-// again when it copies.
-bool PrefetchBuffer::may_have_place(const SourceRange& whole) {
-    const Entry* const entry = find(whole);
-    return (entry != nullptr && (entry->offset >= 0 || entry->readings > 0)) || !spare_.empty() ||
-           used_ + Extents::rounded(whole.size) <= budget();
-}
-
-// Whether the disk returns what was written.
-bool PrefetchBuffer::is_intact(const Entry& entry) const {
-    static thread_local std::vector<std::byte> buffer;
-    const auto checksums = checksums_in(entry);
-    std::span<const std::byte> bytes;
-    for (std::int64_t begin = 0; begin < entry.range.size; begin += compared_at_once) {
-        const std::int64_t end = std::min(begin + compared_at_once, entry.range.size);
-        if (!read_checked(file_of(entry), entry.offset, entry.range.size, checksums, begin, end,
-                          buffer, bytes)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-// The checksums of the blocks of a range that has a place.
-std::span<const std::uint64_t> PrefetchBuffer::checksums_in(const Entry& entry) {
-    return entry.range.size > checked_block ? std::span<const std::uint64_t>(entry.extra->checksums)
-                                            : std::span<const std::uint64_t>(&entry.checksum, 1);
-}
-
 // Use the entries of ranges, as soon as they are there; null for those that did not come.
 std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::use(std::span<const SourceRange> ranges,
                                                         Clock::time_point end,
                                                         std::vector<FetchStatus>& outcome) {
-    outcome.assign(ranges.size(), FetchStatus::missing);
+    outcome.assign(ranges.size(), FetchStatus::failed);
     std::vector<Entry*> claimed(ranges.size(), nullptr);
     Waiter waiter;
     Lock lock(mutex_);
@@ -221,12 +159,11 @@ std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::use(std::span<const SourceRa
     for (std::size_t i = 0; i < ranges.size(); ++i) {
         claimed[i] = claim(ranges[i], waiter);
     }
-    ++waiting_;
-    if (!urgent_.empty() || !urgent_shards_.empty()) {
-        wake_fetchers();
+    if (!urgent_.empty()) {
+        work_.notify_one();
+        urgent_work_.notify_one();
     }
     waiter.arrived.wait_until(lock, end, [&] { return waiter.left == 0 || closed_; });
-    --waiting_;
     for (std::size_t i = 0; i < ranges.size(); ++i) {
         if (claimed[i] == nullptr || claimed[i]->state == State::held) {
             continue;
@@ -250,31 +187,28 @@ void PrefetchBuffer::release(const std::vector<Entry*>& used) {
     }
 }
 
-// Let a reader use an entry, which it waits for if that is not held; null if the reader's thread
-// has to fetch it.
+// Let a reader use an entry, which it waits for if that is not held; null if nobody fetches any more.
 PrefetchBuffer::Entry* PrefetchBuffer::claim(const SourceRange& range, Waiter& waiter) {
-    const auto [fetcher, whole] = sources_[static_cast<std::size_t>(range.source)];
+    const auto [whole, packed] = sources_[static_cast<std::size_t>(range.source)];
     Entry* entry = whole > 0 ? find({range.source, 0, whole}) : nullptr;
     if (entry == nullptr) {
         entry = find(range);
     }
-    // What was passed on and is not taken yet is fetched by its reader, who does not wait for a
-    // thread that may have to wait for a store.
     const bool is_ahead =
-        entry != nullptr &&
-        (entry->state == State::held || (entry->state == State::fetching && entry->queues == 0));
+        entry != nullptr && (entry->state == State::held || entry->state == State::fetching);
     ++(is_ahead ? hits_ : misses_);
-    const bool is_queued = entry == nullptr || entry->state == State::queued;
-    if (closed_ || (!is_ahead && !(is_queued && fetcher != FetchedBy::threads))) {
+    if (closed_) {
         return nullptr;
     }
     if (entry == nullptr) {
-        entry = &find_or_add(fetcher == FetchedBy::unpackers ? SourceRange{range.source, 0, whole}
-                                                             : range);
+        entry = &find_or_add(packed ? SourceRange{range.source, 0, whole} : range);
     }
-    if (entry->state == State::queued && entry->queues == 0) {
-        urgent_of(fetcher).push_back(entry);
-        ++entry->queues;
+    if (entry->state == State::lost) {
+        set_state(*entry, State::queued);
+    }
+    if (entry->state == State::queued && !entry->queued) {
+        urgent_.push_back(entry);
+        entry->queued = true;
     }
     ++entry->users;
     if (entry->state != State::held) {
@@ -293,17 +227,15 @@ FetchStatus PrefetchBuffer::copy(const Entry& entry, const SourceRange& range, i
         bytes = std::span<const std::byte>(entry.extra->memory)
                     .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(range.size));
     } else {
-        if (!read_checked(file_of(entry), entry.offset, entry.range.size, checksums_in(entry),
-                          begin, end, buffer, bytes)) {
-            return FetchStatus::missing;
+        const auto checksums = entry.range.size > checked_block
+                                   ? std::span<const std::uint64_t>(entry.extra->checksums)
+                                   : std::span<const std::uint64_t>(&entry.checksum, 1);
+        if (!read_checked(file_, entry.offset, entry.range.size, checksums, begin, end, buffer,
+                          bytes)) {
+            return FetchStatus::damaged;
         }
     }
-    return write_all(file, bytes, range.begin) == 0 ? FetchStatus::copied : FetchStatus::failed;
-}
-
-void PrefetchBuffer::on_work(std::function<void()> wake) {
-    const Lock lock(mutex_);
-    wake_loop_ = std::move(wake);
+    return write_all(file, bytes, range.begin) == 0 ? FetchStatus::copied : FetchStatus::unwritable;
 }
 
 void PrefetchBuffer::close() {
@@ -317,7 +249,7 @@ void PrefetchBuffer::close() {
         }
     }
     work_.notify_all();
-    unpacking_.notify_all();
+    urgent_work_.notify_all();
 }
 
 PrefetchBuffer::Status PrefetchBuffer::status() const {
@@ -344,8 +276,8 @@ void PrefetchBuffer::require_sound(std::span<const SourceRange> ranges) const {
     }
 }
 
-FetchedBy PrefetchBuffer::fetcher_of(const Entry& entry) const {
-    return sources_[static_cast<std::size_t>(entry.range.source)].fetcher;
+bool PrefetchBuffer::is_packed(const Entry& entry) const {
+    return sources_[static_cast<std::size_t>(entry.range.source)].packed;
 }
 
 PrefetchBuffer::Entry* PrefetchBuffer::find(const SourceRange& range) {
@@ -366,11 +298,6 @@ PrefetchBuffer::Entry& PrefetchBuffer::find_or_add(const SourceRange& range) {
     return entry;
 }
 
-// The file in which a range has its place.
-int PrefetchBuffer::file_of(const Entry& entry) const {
-    return fetcher_of(entry) == FetchedBy::unpackers ? entry.extra->file : file_;
-}
-
 PrefetchBuffer::Extra& PrefetchBuffer::extra_of(Entry& entry) {
     if (entry.extra == nullptr) {
         entry.extra = std::make_unique<Extra>();
@@ -382,18 +309,6 @@ void PrefetchBuffer::set_state(Entry& entry, State state) {
     --counts_[static_cast<std::size_t>(entry.state)];
     ++counts_[static_cast<std::size_t>(state)];
     entry.state = state;
-}
-
-void PrefetchBuffer::wake_fetchers() {
-    if (sources_of_[static_cast<std::size_t>(FetchedBy::threads)] > 0 || !passed_on_.empty()) {
-        work_.notify_one();
-    }
-    if (sources_of_[static_cast<std::size_t>(FetchedBy::unpackers)] > 0) {
-        unpacking_.notify_one();
-    }
-    if (wake_loop_) {
-        wake_loop_();
-    }
 }
 
 }  // namespace distcache

@@ -1,13 +1,11 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -34,22 +32,20 @@ struct ReadingNumber {
     std::int64_t reading;
 };
 
-/// Who fetches the ranges of a source: the loop of requests, threads of Python that ask stores and
-/// files, or threads of Python that unpack compressed shards.
-enum class FetchedBy : std::uint8_t { loop, threads, unpackers };
-
-/// A range that a fetcher has taken.
+/// A range that a thread has taken, to fetch it.
 struct TakenRange {
-    std::uint64_t id;  ///< for `store`, `fail` and `pass_on`
+    std::uint64_t id;  ///< for `store` and `fail`
     SourceRange range;
+    bool urgent;  ///< whether a reader waits for it
 };
 
 /// What became of a range that a reader asked for.
 enum class FetchStatus : std::uint8_t {
-    copied,   ///< it is in the reader's file
-    missing,  ///< the reader's thread has to fetch it
-    late,     ///< it was on its way when the time was over
-    failed,   ///< the reader's file does not take it
+    copied,      ///< it is in the reader's file
+    failed,      ///< it could not be fetched
+    late,        ///< it was on its way when the time was over
+    damaged,     ///< the disk returns other bytes than were written
+    unwritable,  ///< the reader's file does not take it
 };
 
 /// The ranges that a node's processes will read, and those of them that are on its disk already.
@@ -82,8 +78,12 @@ public:
     ~PrefetchBuffer();
 
     /// Add a source; `whole` is its size if all of it may have been announced as one range, from
-    /// which any part is served, else 0. What unpackers fetch is always whole.
-    std::int64_t add_source(FetchedBy fetcher, std::int64_t whole);
+    /// which any part is served, else 0. A packed source, a compressed shard, is always fetched
+    /// whole, by few threads at a time.
+    std::int64_t add_source(std::int64_t whole, bool packed);
+
+    /// Set how many packed sources are fetched at a time.
+    void set_unpackers(std::int64_t count);
 
     /// Set the bytes that may be ahead where no stream asks for any: of shards that nobody
     /// announced.
@@ -104,39 +104,16 @@ public:
     std::vector<FetchStatus> fetch(std::span<const SourceRange> ranges, std::span<const int> files,
                                    Clock::time_point end);
 
-    /// Open shards as soon as they are there: for each source a descriptor of its own file, which
-    /// the caller closes, or -1 if there is none: then `fetch` says why. Every byte is compared
-    /// with what was written. A shard that is discarded is cut to no bytes, and its file is never
-    /// used again: who has it open reads its bytes, or none.
-    std::vector<int> open_shards(std::span<const std::int64_t> sources, Clock::time_point end);
+    /// Take ranges of one source that are close to one another: those that readers wait for, or
+    /// else, if `ahead` says so, those that come next. Waits for some until `end`.
+    std::vector<TakenRange> take(Clock::time_point end, bool ahead);
 
-    /// Take ranges of one source that are close to one another, those first that readers wait for.
-    /// Threads and unpackers wait for some until `end`; the loop never waits, and is woken by
-    /// `on_work`.
-    std::vector<TakenRange> take(FetchedBy fetcher, Clock::time_point end);
+    /// Write a range that was taken.
+    void store(std::uint64_t id, std::span<const std::byte> bytes);
 
-    /// Take a range that readers wait for, for the loop; nothing if there is none.
-    std::vector<TakenRange> take_awaited();
-
-    /// Write a range that was taken; a shard into an empty file of its own, whose descriptor the
-    /// buffer closes, or into memory for its readers, without one.
-    void store(std::uint64_t id, std::span<const std::byte> bytes, int own_file = -1);
-
-    /// Discard a range that was taken: its readers fetch it themselves.
+    /// Discard a range that was taken: those who wait for it get `failed`. The next reader that
+    /// comes lets it be fetched again.
     void fail(std::uint64_t id);
-
-    /// Leave a range that was taken to the threads. Who waits for it fetches it.
-    void pass_on(std::uint64_t id);
-
-    /// Whether somebody will read a range that was taken, and whether somebody waits for it.
-    [[nodiscard]] bool is_wanted(std::uint64_t id) const;
-    [[nodiscard]] bool is_awaited(std::uint64_t id) const;
-
-    /// Whether somebody waits for any range.
-    [[nodiscard]] bool has_waiting_readers() const { return waiting_ > 0; }
-
-    /// Call a function, of any thread, whenever the loop may have something to take.
-    void on_work(std::function<void()> wake);
 
     /// Let all who wait return.
     void close();
@@ -149,8 +126,8 @@ public:
 
 private:
     struct Source {
-        FetchedBy fetcher;
         std::int64_t whole;
+        bool packed;
     };
     struct Hash {
         std::size_t operator()(const SourceRange& range) const;
@@ -163,13 +140,6 @@ private:
     enum class State : std::uint8_t { queued, fetching, held, lost };
     // What few entries have.
     struct Extra {
-        Extra() = default;
-        Extra(const Extra&) = delete;
-        Extra& operator=(const Extra&) = delete;
-        ~Extra() { discard_file(); }
-        void discard_file();
-
-        int file = -1;  // of a shard
         std::vector<Waiter*> waiters;
         std::vector<std::byte> memory;         // the bytes, where there is no place in the file
         std::vector<std::uint64_t> checksums;  // of each block, where there are several
@@ -178,13 +148,13 @@ private:
     struct Entry {
         SourceRange range;
         std::int64_t owner = 0;      // the stream whose share it takes, or 0
-        std::int64_t offset = -1;    // in the file; of a shard, in its own
+        std::int64_t offset = -1;    // in the file
         std::uint64_t checksum = 0;  // of its only block
         std::unique_ptr<Extra> extra;
         std::list<Entry*>::iterator place_of_spare;
         std::uint32_t readings = 0;  // that were announced and are not over
         std::uint32_t users = 0;     // readers that wait for it, or copy it
-        std::uint8_t queues = 0;     // places in the three queues below
+        bool queued = false;         // whether it is among the urgent ones
         bool spare = false;
         State state = State::queued;
     };
@@ -223,7 +193,8 @@ private:
     using Lock = std::unique_lock<std::mutex>;
 
     void require_sound(std::span<const SourceRange> ranges) const;
-    [[nodiscard]] FetchedBy fetcher_of(const Entry& entry) const;
+    [[nodiscard]] bool is_packed(const Entry& entry) const;
+    [[nodiscard]] bool may_take(const Entry& entry) const;
     [[nodiscard]] Entry* find(const SourceRange& range);
     Entry& find_or_add(const SourceRange& range);
     void set_state(Entry& entry, State state);
@@ -232,23 +203,16 @@ private:
     void disown(Entry& entry);
     void wake_readers(Entry& entry);
     void discard_spare();
-    void wake_fetchers();
     void finish_reading(Stream& stream, std::int64_t reading);
     Entry* claim(const SourceRange& range, Waiter& waiter);
     std::vector<Entry*> use(std::span<const SourceRange> ranges, Clock::time_point end,
                             std::vector<FetchStatus>& outcome);
     void release(const std::vector<Entry*>& used);
-    [[nodiscard]] bool may_have_place(const SourceRange& whole);
-    [[nodiscard]] bool is_intact(const Entry& entry) const;
-    [[nodiscard]] static std::span<const std::uint64_t> checksums_in(const Entry& entry);
-    [[nodiscard]] int file_of(const Entry& entry) const;
     Extra& extra_of(Entry& entry);
     FetchStatus copy(const Entry& entry, const SourceRange& range, int file) const;
-    Entry* take_urgent(FetchedBy fetcher);
-    [[nodiscard]] std::deque<Entry*>& urgent_of(FetchedBy fetcher);
-    std::vector<Entry*> take_passed_on();
-    std::vector<TakenRange> hand_out(const std::vector<Entry*>& entries);
-    std::vector<Entry*> take_next(FetchedBy fetcher);
+    std::vector<Entry*> take_urgent();
+    bool make_room_for_waiting(const Entry& entry);
+    std::vector<Entry*> take_next();
     Entry* next_of(Stream& stream);
     void place(Entry& entry, Stream* stream);
     bool make_room(const Entry& entry, const Stream* stream);
@@ -257,29 +221,25 @@ private:
     [[nodiscard]] std::int64_t asked() const;
     [[nodiscard]] std::int64_t budget() const;
     void note_error(int error, std::int64_t room);
+    void end_of(std::uint64_t id, const Entry& entry);
     void finish(Entry& entry, State state);
 
     const int file_;
     mutable std::mutex mutex_;
-    std::condition_variable work_;       // for threads; the loop is woken by `wake_loop_`
-    std::condition_variable unpacking_;  // for unpackers
-    std::function<void()> wake_loop_;
-    std::atomic<int> waiting_ = 0;  // readers
+    std::condition_variable work_;         // for threads that also take what comes next
+    std::condition_variable urgent_work_;  // for those that take only what readers wait for
     bool closed_ = false;
     std::vector<Source> sources_;
-    std::array<std::size_t, 3> sources_of_{};  // by who fetches them
     std::unordered_map<SourceRange, Entry, Hash> entries_;
     std::list<Entry*> spare_;  // the least recently read first
     std::unordered_map<std::int64_t, Stream> streams_;
     std::unordered_map<std::uint64_t, Entry*> taken_;
-    // Readers wait for them: the loop fetches them, or unpackers do.
-    std::deque<Entry*> urgent_;
-    std::deque<Entry*> urgent_shards_;
-    std::deque<Entry*> passed_on_;  // to the threads
+    std::deque<Entry*> urgent_;  // readers wait for them
+    std::int64_t unpackers_ = 1;
+    std::int64_t unpacking_ = 0;  // packed sources that are being fetched
     Extents extents_;
     std::int64_t usual_budget_ = 0;
     std::int64_t used_ = 0;
-    std::int64_t in_shards_ = 0;  // of it
     std::int64_t file_size_ = 0;
     std::int64_t next_stream_;
     std::uint64_t next_id_ = 1;

@@ -23,96 +23,84 @@ bool are_near(const SourceRange& first, const SourceRange& last, const SourceRan
 
 }  // namespace
 
-std::vector<TakenRange> PrefetchBuffer::take(FetchedBy fetcher, Clock::time_point end) {
+std::vector<TakenRange> PrefetchBuffer::take(Clock::time_point end, bool ahead) {
     Lock lock(mutex_);
     std::vector<Entry*> found;
-    std::condition_variable& work = fetcher == FetchedBy::unpackers ? unpacking_ : work_;
+    bool urgent = false;
     while (!closed_) {
-        if (fetcher == FetchedBy::threads) {
-            found = take_passed_on();
-        } else if (Entry* const first = take_urgent(fetcher)) {
-            found = {first};
+        found = take_urgent();
+        urgent = !found.empty();
+        if (!urgent && ahead) {
+            found = take_next();
         }
-        if (found.empty()) {
-            found = take_next(fetcher);
-        }
-        if (!found.empty() || fetcher == FetchedBy::loop || Clock::now() >= end) {
+        if (!found.empty() || Clock::now() >= end) {
             break;
         }
-        work.wait_until(lock, end);
+        (ahead ? work_ : urgent_work_).wait_until(lock, end);
     }
-    if (!found.empty() && fetcher != FetchedBy::loop) {
-        work.notify_one();  // the next thread, which finds what is left, and wakes another
+    if (!found.empty()) {
+        unpacking_ += is_packed(*found.front());
+        work_.notify_one();  // the next thread, which finds what is left, and wakes another
+        if (!urgent_.empty()) {
+            urgent_work_.notify_one();
+        }
     }
-    return hand_out(found);
-}
-
-std::vector<TakenRange> PrefetchBuffer::take_awaited() {
-    const Lock lock(mutex_);
-    Entry* const first = closed_ ? nullptr : take_urgent(FetchedBy::loop);
-    return first == nullptr ? std::vector<TakenRange>{} : hand_out({first});
-}
-
-std::vector<TakenRange> PrefetchBuffer::hand_out(const std::vector<Entry*>& entries) {
     std::vector<TakenRange> taken;
-    for (Entry* const entry : entries) {
-        taken.push_back({next_id_, entry->range});
+    for (Entry* const entry : found) {
+        taken.push_back({next_id_, entry->range, urgent});
         taken_.emplace(next_id_++, entry);
     }
     return taken;
 }
 
-std::deque<PrefetchBuffer::Entry*>& PrefetchBuffer::urgent_of(FetchedBy fetcher) {
-    return fetcher == FetchedBy::unpackers ? urgent_shards_ : urgent_;
+// Whether a thread may begin with an entry: few unpack at a time.
+bool PrefetchBuffer::may_take(const Entry& entry) const {
+    return !is_packed(entry) || unpacking_ < unpackers_;
 }
 
 // A range that only its readers need gets no place: it is handed to them from memory. A shard gets
 // one if there is room, since more of it may be read.
-PrefetchBuffer::Entry* PrefetchBuffer::take_urgent(FetchedBy fetcher) {
-    std::deque<Entry*>& urgent = urgent_of(fetcher);
-    const bool is_shard = fetcher == FetchedBy::unpackers;
-    while (!urgent.empty()) {
-        Entry& entry = *urgent.front();
-        urgent.pop_front();
-        --entry.queues;
-        if (entry.state == State::queued && entry.users > 0) {
-            bool has_room = (entry.readings > 0 || is_shard) && make_room(entry, nullptr);
-            for (auto stream = streams_.begin();
-                 is_shard && entry.readings > 0 && !has_room && stream != streams_.end();
-                 ++stream) {
-                has_room = make_room_by_later(entry, stream->second, stream->second.first_range);
-            }
-            if (has_room) {
-                place(entry, nullptr);
-            }
-            set_state(entry, State::fetching);
-            return &entry;
-        }
-        release_if_unused(entry);
-    }
-    return nullptr;
-}
-
-std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_passed_on() {
+std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_urgent() {
     std::vector<Entry*> found;
-    while (!passed_on_.empty() && found.size() < most_joined) {
-        Entry& entry = *passed_on_.front();
-        if (!found.empty() && !are_near(found.front()->range, found.back()->range, entry.range)) {
+    for (auto next = urgent_.begin(); next != urgent_.end() && found.size() < most_joined;) {
+        Entry& entry = **next;
+        const bool is_over = entry.state != State::queued || entry.users == 0;
+        if (!is_over && !may_take(entry)) {
+            ++next;
+            continue;
+        }
+        if (!is_over && !found.empty() &&
+            !are_near(found.front()->range, found.back()->range, entry.range)) {
             break;
         }
-        passed_on_.pop_front();
-        --entry.queues;
-        if (entry.readings > 0) {
-            found.push_back(&entry);
-        } else {
-            finish(entry, State::lost);
+        next = urgent_.erase(next);
+        entry.queued = false;
+        if (is_over) {
+            release_if_unused(entry);
+            continue;
         }
+        if (make_room_for_waiting(entry)) {
+            place(entry, nullptr);
+        }
+        set_state(entry, State::fetching);
+        found.push_back(&entry);
     }
     return found;
 }
 
+bool PrefetchBuffer::make_room_for_waiting(const Entry& entry) {
+    const bool packed = is_packed(entry);
+    bool has_room = (entry.readings > 0 || packed) && make_room(entry, nullptr);
+    if (packed && entry.readings > 0) {
+        for (auto& [number, stream] : streams_) {
+            has_room = has_room || make_room_by_later(entry, stream, stream.first_range);
+        }
+    }
+    return has_room;
+}
+
 // The next ranges of the stream that has least ahead, with their places.
-std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_next(FetchedBy fetcher) {
+std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_next() {
     std::vector<Stream*> streams;
     for (auto& [number, stream] : streams_) {
         streams.push_back(&stream);
@@ -121,12 +109,11 @@ std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_next(FetchedBy fetcher)
               [](const Stream* a, const Stream* b) { return a->taken < b->taken; });
     for (Stream* const stream : streams) {
         Entry* const first = next_of(*stream);
-        if (first == nullptr || fetcher_of(*first) != fetcher) {
+        if (first == nullptr || !may_take(*first)) {
             continue;
         }
         bool has_room = make_room(*first, stream);
-        if (!has_room && fetcher == FetchedBy::unpackers &&
-            Clock::now() - searched_ >= search_pause) {
+        if (!has_room && is_packed(*first) && Clock::now() - searched_ >= search_pause) {
             has_room = make_room_by_later(*first, *stream, stream->next);
             searched_ = Clock::now();
         }
@@ -154,7 +141,7 @@ PrefetchBuffer::Entry* PrefetchBuffer::next_of(Stream& stream) {
     for (; stream.next < stream.range_count(); ++stream.next) {
         Entry* const entry = stream.range(stream.next);
         // What readers wait for is fetched already, or next.
-        if (entry != nullptr && entry->state == State::queued && entry->queues == 0 &&
+        if (entry != nullptr && entry->state == State::queued && !entry->queued &&
             Extents::rounded(entry->range.size) <= asked()) {
             return entry;
         }
@@ -162,19 +149,15 @@ PrefetchBuffer::Entry* PrefetchBuffer::next_of(Stream& stream) {
     return nullptr;
 }
 
-void PrefetchBuffer::store(std::uint64_t id, std::span<const std::byte> bytes, int own_file) {
-    Extra own;  // closes the file, unless an entry takes it
-    own.file = own_file;
+void PrefetchBuffer::store(std::uint64_t id, std::span<const std::byte> bytes) {
     Lock lock(mutex_);
     Entry& entry = *taken_.at(id);
-    const bool is_shard = fetcher_of(entry) == FetchedBy::unpackers;
     require(static_cast<std::int64_t>(bytes.size()) == entry.range.size,
             "a range has another size");
-    require(is_shard || own_file < 0, "only shards have a file of their own");
     const bool has_place = entry.offset >= 0;
     lock.unlock();
-    int error = is_shard && has_place && own_file < 0 ? ENOSPC : 0;
-    if (has_place && error == 0) {
+    int error = 0;
+    if (has_place) {
         std::vector<std::uint64_t> checksums = checksums_of(bytes);
         if (checksums.size() == 1) {
             entry.checksum = checksums.front();
@@ -182,15 +165,13 @@ void PrefetchBuffer::store(std::uint64_t id, std::span<const std::byte> bytes, i
             const Lock again(mutex_);  // readers that come to wait may make it, too
             extra_of(entry).checksums = std::move(checksums);
         }
-        error = write_all(is_shard ? own_file : file_, bytes, entry.offset);
+        error = write_all(file_, bytes, entry.offset);
     }
     lock.lock();
-    taken_.erase(id);
+    end_of(id, entry);
     if (error != 0) {
         note_error(error, used_ - Extents::rounded(entry.range.size));
         free_place(entry);
-    } else if (has_place && is_shard) {
-        extra_of(entry).file = std::exchange(own.file, -1);
     }
     if (!has_place || error != 0) {
         if (entry.users == 0) {
@@ -205,33 +186,17 @@ void PrefetchBuffer::store(std::uint64_t id, std::span<const std::byte> bytes, i
 void PrefetchBuffer::fail(std::uint64_t id) {
     const Lock lock(mutex_);
     Entry& entry = *taken_.at(id);
-    taken_.erase(id);
+    end_of(id, entry);
     finish(entry, State::lost);
 }
 
-void PrefetchBuffer::pass_on(std::uint64_t id) {
-    const Lock lock(mutex_);
-    Entry& entry = *taken_.at(id);
+// A thread is done with a range that it has taken.
+void PrefetchBuffer::end_of(std::uint64_t id, const Entry& entry) {
     taken_.erase(id);
-    if (entry.offset < 0 || entry.readings == 0) {
-        finish(entry, State::lost);
-        return;
+    if (is_packed(entry)) {
+        --unpacking_;
+        work_.notify_one();
     }
-    wake_readers(entry);  // who fetch it themselves: an error is theirs
-    passed_on_.push_back(&entry);
-    ++entry.queues;
-    work_.notify_one();
-}
-
-bool PrefetchBuffer::is_wanted(std::uint64_t id) const {
-    const Lock lock(mutex_);
-    return taken_.at(id)->readings > 0;
-}
-
-bool PrefetchBuffer::is_awaited(std::uint64_t id) const {
-    const Lock lock(mutex_);
-    const Entry& entry = *taken_.at(id);
-    return entry.extra != nullptr && !entry.extra->waiters.empty();
 }
 
 // Note the end of fetching a range.

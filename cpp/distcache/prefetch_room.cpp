@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <tuple>
 #include <utility>
 
 #include "distcache/prefetch_buffer.hpp"
@@ -20,13 +19,8 @@ constexpr std::chrono::seconds full_pause{60};  // until a full disk is written 
 // Give a range a place in the file, where it takes the share of a stream, or nobody's.
 void PrefetchBuffer::place(Entry& entry, Stream* stream) {
     const std::int64_t size = Extents::rounded(entry.range.size);
-    if (fetcher_of(entry) == FetchedBy::unpackers) {
-        entry.offset = 0;
-        in_shards_ += size;
-    } else {
-        entry.offset = extents_.take(size);
-        file_size_ = std::max(file_size_, extents_.end());
-    }
+    entry.offset = extents_.take(size);
+    file_size_ = std::max(file_size_, extents_.end());
     used_ += size;
     if (stream != nullptr) {
         entry.owner = stream->number;
@@ -100,7 +94,7 @@ bool PrefetchBuffer::make_room_by_later(const Entry& entry, Stream& stream, std:
 
 // Let an entry that nobody reads now go, or become spare.
 void PrefetchBuffer::release_if_unused(Entry& entry) {
-    if (entry.users > 0 || entry.queues > 0 || entry.state == State::fetching) {
+    if (entry.users > 0 || entry.queued || entry.state == State::fetching) {
         return;
     }
     if (entry.state == State::held && entry.offset < 0) {  // in memory, which is for its readers
@@ -153,15 +147,7 @@ void PrefetchBuffer::free_place(Entry& entry) {
     }
     used_ -= Extents::rounded(entry.range.size);
     disown(entry);
-    const std::int64_t offset = std::exchange(entry.offset, -1);
-    if (fetcher_of(entry) == FetchedBy::unpackers) {
-        in_shards_ -= Extents::rounded(entry.range.size);
-        if (entry.extra != nullptr) {
-            entry.extra->discard_file();
-        }
-        return;
-    }
-    extents_.release(offset, entry.range.size);
+    extents_.release(std::exchange(entry.offset, -1), entry.range.size);
     // The disk gets large ends of the file back, and all of it when nothing is ahead.
     if (extents_.end() == 0 || file_size_ - extents_.end() > longest_request) {
         if (::ftruncate(file_, extents_.end()) == 0) {
@@ -170,19 +156,10 @@ void PrefetchBuffer::free_place(Entry& entry) {
     }
 }
 
-// Cut it to no bytes: readers that have it open keep no space.
-void PrefetchBuffer::Extra::discard_file() {
-    if (file >= 0) {
-        std::ignore = ::ftruncate(file, 0);
-        ::close(std::exchange(file, -1));
-    }
-}
-
 bool PrefetchBuffer::fits(const Entry& entry) const {
     const std::int64_t limit = budget();
     return used_ + Extents::rounded(entry.range.size) <= limit &&
-           (fetcher_of(entry) == FetchedBy::unpackers ||
-            extents_.fits(entry.range.size, limit - in_shards_));
+           extents_.fits(entry.range.size, limit);
 }
 
 std::int64_t PrefetchBuffer::asked() const {

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 import typer
@@ -61,14 +61,6 @@ local_app = typer.Typer(
 def localize_command(
     cache: Annotated[str, typer.Argument(help="The shared cache: a path, or a URL.")],
     options: LocalizeOptions,
-    tokens: Annotated[
-        Literal["link", "copy", "behind", "none"],
-        typer.Option(
-            "--bin",
-            help="Links to the .bin files, or verified copies, now or behind training, or none. "
-            "Those of a bucket are not linked: training reads what it needs of them.",
-        ),
-    ] = "link",
     megatron: Annotated[
         str | None,
         typer.Option(
@@ -100,21 +92,22 @@ def localize_command(
 
         distcache localize /shared/caches/pretrain.h5 --for maxtext --bin copy
 
-        distcache localize s3://lake/pretrain.h5 --bin behind --share 50%
+        distcache localize s3://lake/pretrain.h5 --bin copy --threads 16
     """
     if megatron is not None:
         if framework not in (None, MEGATRON):
             raise ConfigError(f"--megatron and --for {framework}: give one framework")
         framework = MEGATRON
-    communicator, problem = _join(options.transport)
+    naming = None
+    if framework is not None:
+        naming = naming_from(tokenizer, megatron, fim_data=fim_data, framework=framework)
+    elif tokenizer is not None or fim_data is not None:
+        raise ConfigError("--tokenizer and --fim-data decide the names of --megatron: give it, too")
+    communicator, problem = _join()
     interrupt_on_signals()
     options = msgspec.structs.replace(
         options,
-        link=tokens != "none",
-        copy=tokens == "copy",
-        behind=tokens == "behind",
-        megatron=framework is not None,
-        naming=naming_from(tokenizer, megatron, fim_data=fim_data, framework=framework),
+        naming=naming,
         moves=moves_from(prefix or [], os.environ),
     )
     begin = time.monotonic()
@@ -129,19 +122,16 @@ def localize_command(
             _show(done, time.monotonic() - begin, verbose=verbose)
 
 
-def _join(transport: str) -> tuple[Communicator, str]:
+def _join() -> tuple[Communicator, str]:
     """Join the other ranks; if that is impossible, return why, and a single process."""
     try:
         return connect(), ""
     except ConfigError as error:
-        if transport == "mpi":
-            raise
-        return SerialCommunicator(), "" if transport == "copy" else str(error)
+        return SerialCommunicator(), str(error)
 
 
 def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
     typer.echo(f"cache      {done.source}, key {done.key}")
-    typer.echo(f"transport  {done.transport}: {done.reason}")
     if verbose or len(done.nodes) <= MOST_ROWS:
         _show_nodes(done.nodes)
     read, kept = (sum(sizes) for sizes in zip(*((n.read, n.kept) for n in done.nodes), strict=True))
@@ -169,12 +159,11 @@ def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
 def _show_nodes(nodes: Sequence[NodeReport]) -> None:
     print_table(
         "",
-        ["node", "read", "from other caches", "right already", "in memory", "copy"],
+        ["node", "read", "right already", "in memory", "copy"],
         [
             [
                 node.node,
                 size_text(node.read),
-                size_text(node.reused),
                 size_text(node.kept),
                 size_text(node.memory),
                 node.cache or "none",
@@ -245,8 +234,6 @@ def fetcher_command(directory: StoreOption = None, as_json: JsonOption = False) 
         f"fetched   {size_text(status.fetched)} for {size_text(status.used)} that were read, by "
         f"{status.requests:,} requests, {status.retries:,} of them again"
     )
-    if status.to_copy:
-        typer.echo(f"copied    {size_text(status.copied)} of {size_text(status.to_copy)}")
     if status.note:
         typer.echo(f"# {status.note}")
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
-from distcache.cache.contents import read_contents
-from distcache.errors import DistcacheError
-from distcache.node.manifest import CACHE, Block, File, Manifest, manifest_blocks, origin_of
-from distcache.node.records import Ready, read_records
+from distcache.node.manifest import CACHE, Block, File, Manifest, origin_of
+from distcache.node.records import Ready
 from distcache.node.staged_files import (
     block_matches,
     differs,
@@ -20,7 +17,6 @@ from distcache.node.staged_files import (
     read_shared,
     recorded_digest,
 )
-from distcache.node.store import Store
 from distcache.storage.files import closing_fd, is_plain_file, open_regular, read_range
 
 
@@ -31,13 +27,6 @@ class LocalState(msgspec.Struct, frozen=True):
     right: frozenset[int]  # valid blocks, in complete files and in others
     # complete files whose time differs from the shared ones, which may have changed
     dated: frozenset[int] = frozenset()
-
-
-class Duplicate(msgspec.Struct, frozen=True):
-    """Where another cache of the store has the bytes of a block."""
-
-    path: str
-    begin: int
 
 
 def verify_local(
@@ -107,9 +96,9 @@ def _has_time(file: File) -> bool:
 
 
 def _is_valid(file: File, block: Block) -> bool:
-    if os.path.lexists(file.part):  # what is being repaired, or was interrupted
+    if os.path.lexists(file.part):  # what was interrupted
         path = file.part
-    elif block.file == CACHE or file.kind != "whole" or has_final(file):
+    elif has_final(file):
         path = file.final
     else:
         return False
@@ -157,31 +146,3 @@ def _frame_matches(manifest: Manifest) -> bool:
             return tables == bytes(manifest.contents.tables)
     except (OSError, EOFError):
         return False
-
-
-def find_duplicates(
-    store: Store, manifest: Manifest, missing: Iterable[int]
-) -> Iterator[tuple[int, Duplicate]]:
-    """Yield the blocks that another complete cache of the store has, by its tables.
-
-    They are found by their digests, which are compared again when the blocks are copied.
-    """
-    sought: dict[tuple[str, int], list[int]] = {}
-    for number in missing:
-        block = manifest.blocks[number]
-        if block.file == CACHE:
-            sought.setdefault((block.digest, block.size), []).append(number)
-    for record in read_records(store):
-        if not sought or record.name == manifest.name:
-            continue
-        path = store.cache(record.name)
-        for block in _blocks_of(path):
-            for number in sought.pop((block.digest, block.size), []):
-                yield number, Duplicate(str(path), block.begin)
-
-
-def _blocks_of(path: Path) -> list[Block]:
-    try:
-        return manifest_blocks(read_contents(path))
-    except DistcacheError:
-        return []

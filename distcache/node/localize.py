@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -16,6 +16,7 @@ from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.megatron.arguments import reading_nodes
 from distcache.megatron.frameworks.known_frameworks import require_readable
+from distcache.node.localization import Localization
 from distcache.node.lock import exclusive
 from distcache.node.manifest import (
     CorpusStat,
@@ -30,14 +31,12 @@ from distcache.node.records import (
     Localized,
     LocalizeOptions,
     NodeReport,
+    Request,
     empty_report,
     make_report,
     read_record,
 )
-from distcache.node.stage import stage
-from distcache.node.staged_files import StagedFiles
 from distcache.node.store import Store, cache_name, make_store, required_directory
-from distcache.node.transport import Localization, choose_transport
 from distcache.node.view import renamer
 from distcache.ranks.agreement import (
     aborting_on_error,
@@ -125,60 +124,50 @@ def _as_agent(
     progress: Progress,
     environment: Mapping[str, str],
 ) -> Localized:
-    """Localize on this agent's node, if it reads data; with best effort, if it can. Collective."""
-    readers: Sequence[int] = range(agents.size)
-    if options.readers is not None:
-        layout = options.readers
-        readers = on_all_ranks(
-            agents, lambda: sorted(reading_nodes(layout, agents.size)), "nodes that read data"
-        )
-        progress.note(f"{len(readers)} of {agents.size} nodes read data")
-    group = agents.subgroup(readers)
-    found: _Outcome | DistcacheError = (empty_report(options.directory, environment, ""), None)
-    if group is not None:
-        found = _on_able_nodes(group, source, options, progress, environment)
-
-    def outcome() -> _Outcome:
-        if isinstance(found, DistcacheError):
-            raise found
-        return found
-
-    what = "the reports of the agents"
-    shares = agents.allgather(on_all_ranks(agents, outcome, what), _Outcome, what)
-    nodes = [report for report, _ in shares]
-    for node in nodes:
-        if node.problem:
-            progress.note(f"warning: {node.node} reads the shared file: {node.problem}")
-    whole = next((found for _, found in shares if found is not None), None)
-    if whole is None:
-        return Localized("", source, "none", "no node has a copy", nodes, None)
-    return msgspec.structs.replace(whole, nodes=nodes)
-
-
-def _on_able_nodes(
-    agents: Communicator,
-    source: str,
-    options: LocalizeOptions,
-    progress: Progress,
-    environment: Mapping[str, str],
-) -> _Outcome | DistcacheError:
-    """Localize, with best effort without the nodes that cannot. Collective.
-
-    An error of the nodes that continued is returned: the other agents do not know of it.
-    """
-    group = agents
-    while True:
+    """Localize on the nodes that read data; with best effort, on those that can. Collective."""
+    group = _reading_agents(agents, options, progress)
+    report, whole = empty_report(options.directory, environment, ""), None
+    failed: DistcacheError | None = None
+    while group is not None and failed is None:
         try:
-            return _localize(group, source, options, progress, environment)
+            report, whole = _localize(group, source, options, progress, environment)
+            break
         except DistcacheError as error:
             if not error.is_collective:
                 raise
-            if not (options.best_effort and error.failed_ranks and error.exit_code in OF_A_NODE):
-                return error
-            able = group.subgroup(set(range(group.size)).difference(error.failed_ranks))
-            if able is None:
-                return empty_report(options.directory, environment, str(error)), None
-            group = able
+            if options.best_effort and error.failed_ranks and error.exit_code in OF_A_NODE:
+                report = empty_report(options.directory, environment, str(error))
+                group = group.subgroup(set(range(group.size)).difference(error.failed_ranks))
+            else:
+                failed = error  # the agents of other groups do not know of it
+
+    def outcome() -> _Outcome:
+        if failed is not None:
+            raise failed
+        return report, whole
+
+    what = "the reports of the agents"
+    shares = agents.allgather(on_all_ranks(agents, outcome, what), _Outcome, what)
+    nodes = [share for share, _ in shares]
+    for node in nodes:
+        if node.problem:
+            progress.note(f"warning: {node.node} reads the shared file: {node.problem}")
+    found = next((whole for _, whole in shares if whole is not None), None)
+    return msgspec.structs.replace(found or Localized("", source, [], None), nodes=nodes)
+
+
+def _reading_agents(
+    agents: Communicator, options: LocalizeOptions, progress: Progress
+) -> Communicator | None:
+    """Return the group of the agents whose nodes read data; None on the others. Collective."""
+    layout = options.readers
+    if layout is None:
+        return agents
+    readers = on_all_ranks(
+        agents, lambda: sorted(reading_nodes(layout, agents.size)), "nodes that read data"
+    )
+    progress.note(f"{len(readers)} of {agents.size} nodes read data")
+    return agents.subgroup(readers)
 
 
 def _localize(
@@ -189,8 +178,6 @@ def _localize(
     environment: Mapping[str, str],
 ) -> tuple[NodeReport, Localized]:
     """Localize on the nodes of a group of agents. Collective."""
-    transport, reason = choose_transport(options.transport, agents.size)
-    progress.note(f"transport {transport}: {reason}")
     progress.phase("reading cache metadata")
     readers = _find_readers(agents, source, environment, progress)
     contents, version = _share_contents(agents, readers, source)
@@ -202,19 +189,18 @@ def _localize(
     before = read_record(store, name)
     with exclusive(agents, store.lock, progress) as waited:
         now = read_record(store, name)
-        on_all_ranks(agents, lambda: options.require_possible(now), "the copy that is there")
+        asked = on_all_ranks(agents, lambda: options.joined(now), "the copy that is there")
         fulfilled = now != before and options.are_fulfilled_by(now)
         if waited and all(agents.allgather(fulfilled, bool, "another's work")):
             assert now is not None
             record = now
             report = on_all_ranks(agents, lambda: make_report(store, record), "reporting")
         else:
-            asked = options.joined(now)
-            manifest = _make_manifest(agents, readers, store, source, contents, version, asked)
-            asked = msgspec.structs.replace(asked, transport=transport)
-            staged = StagedFiles(manifest)
-            run = Localization(agents, readers, store, manifest, asked, progress, staged)
-            record, report = stage(run)
+            manifest = _make_manifest(
+                agents, readers, store, source, contents, version, options, asked
+            )
+            run = Localization(agents, readers, store, manifest, options, asked, progress)
+            record, report = run.run()
     if any(
         c.bin_version is not None and is_url(c.shared) and not c.bin_version.tag
         for c in record.corpora
@@ -223,7 +209,7 @@ def _localize(
     directories = agents.allgather(report.directory, str, "the directories of the stores")
     if record.megatron is not None and len(set(directories)) > 1:
         progress.note("warning: the nodes use different directories, so Megatron's options differ")
-    return report, Localized(contents.key, source, transport, reason, [report], record.megatron)
+    return report, Localized(contents.key, source, [report], record.megatron)
 
 
 def _find_readers(
@@ -277,7 +263,7 @@ def _share_contents(
 
 def _prepare(options: LocalizeOptions, progress: Progress, environment: Mapping[str, str]) -> Store:
     """Make this node's store."""
-    if options.megatron and not options.link:
+    if options.naming is not None and options.tokens == "none":
         raise ConfigError("--megatron needs the links to the .bin files: leave out --bin none")
     store = make_store(required_directory(options.directory, environment))
     if space_at(store.root).in_memory:
@@ -317,6 +303,7 @@ def _make_manifest(
     contents: Contents,
     version: FileVersion,
     options: LocalizeOptions,
+    asked: Request,
 ) -> Manifest:
     """Stat every shared corpus once, and list what the cache needs. Collective."""
     contents.moves = options.moves
@@ -339,36 +326,20 @@ def _make_manifest(
     facts = [shares[readers[i % count]][i // count] for i in range(len(corpora))]
 
     def make() -> Manifest:
-        assert options.shards is not None, "joined with an earlier request"
-        manifest = make_manifest(
-            store,
-            source,
-            contents,
-            version,
-            facts,
-            options.shards,
-            copy=options.copy,
-            behind=options.behind,
-            read_ahead=options.read_ahead,
-        )
-        if options.shards == AHEAD:
+        manifest = make_manifest(store, source, contents, version, facts, asked)
+        if asked.shards == AHEAD:
             for number in packed_sources(contents):
                 shard_blocks(contents, number, 0)  # refuses those without digests
-        if options.megatron:
+        if asked.naming is not None:
             shared = [corpus.shared for corpus in manifest.corpora]
             rename = renamer(store, contents.prefixes, manifest.corpora)
-            require_readable(contents, options.naming, rename, shared)
-        late = next((corpus for corpus in manifest.corpora if corpus.behind), None)
-        if options.megatron and late is not None and not is_url(late.shared):
-            raise ConfigError(
-                f"{late.shared}: Megatron needs its .bin before training; give --bin copy"
-            )
-        bare = next((corpus for corpus in manifest.corpora if not corpus.has_tokens), None)
-        if options.megatron and bare is not None:
-            raise ConfigError(
-                f"{bare.shared}: consists of MDS shards, and Megatron needs a .bin; "
-                "give --shards all"
-            )
+            require_readable(contents, asked.naming, rename, shared)
+            bare = next((corpus for corpus in manifest.corpora if not corpus.has_tokens), None)
+            if bare is not None:
+                raise ConfigError(
+                    f"{bare.shared}: consists of MDS shards, and Megatron needs a .bin; "
+                    "give --shards all"
+                )
         return manifest
 
     return on_all_ranks(agents, make, "what the cache needs")

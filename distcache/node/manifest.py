@@ -17,7 +17,7 @@ from distcache.corpus import bin_path, idx_path
 from distcache.corpus.mds.index_json import CODECS
 from distcache.corpus.mds.shard_table import DIGESTED
 from distcache.errors import CacheCorrupt, CorpusError
-from distcache.node.records import LocalCorpus
+from distcache.node.records import DEFAULT_SHARDS, LocalCorpus, Request
 from distcache.node.store import Store, cache_name, part_of
 from distcache.storage.files import FileVersion
 from distcache.storage.listing import listed, listed_version
@@ -181,11 +181,7 @@ def make_manifest(
     contents: Contents,
     version: FileVersion,
     facts: Sequence[CorpusStat],
-    shards: str = "compressed",
-    *,
-    copy: bool = False,
-    behind: bool = False,
-    read_ahead: bool = False,
+    asked: Request = Request(shards=DEFAULT_SHARDS),  # noqa: B008  frozen
 ) -> Manifest:
     """Return what a cache needs in a store.
 
@@ -201,16 +197,9 @@ def make_manifest(
         Version of the cache.
     facts : sequence of CorpusStat
         Facts of its corpora, in their order.
-    shards : str
-        Corpora of which the node gets the `.bin` that shards make up: ``compressed`` for
-        those with a compressed shard, ``all``, or else none. A `.bin` that is beside the
-        shared index is linked.
-    copy : bool
-        Whether the node gets a copy of each `.bin`, instead of a link.
-    behind : bool
-        Whether the fetcher makes such a copy behind training.
-    read_ahead : bool
-        Whether a `.bin` that is a file is read by the fetcher.
+    asked : Request
+        What the copy is to have. A `.bin` beside the shared index is linked, or copied, instead of
+        the one that shards make up.
 
     Raises
     ------
@@ -229,13 +218,9 @@ def make_manifest(
     corpora = []
     seen: set[str] = set()
     for number, (corpus, found) in enumerate(zip(describe(contents), facts, strict=True)):
-        local = _local_corpus(contents, number, corpus, found, shards, copy=copy, behind=behind)
-        if read_ahead or is_url(corpus.prefix) or local.copied or local.behind:
+        local = _local_corpus(contents, number, corpus, found, asked)
+        if asked.read_ahead or is_url(corpus.prefix) or local.copied:
             local = msgspec.structs.replace(local, bin_version=found.bin)
-        tokens = Path(bin_path(store.prefix(local.stem)))
-        if local.behind and os.path.lexists(tokens):
-            # It is compared and repaired like any copy.
-            local = msgspec.structs.replace(local, bin_size=corpus.bin_size, copied=True)
         corpora.append(local)
         if local.stem in seen:
             continue
@@ -245,6 +230,7 @@ def make_manifest(
         if local.bin_size:
             own = copy_blocks(local.bin_size, len(files))
             blocks += own if local.copied else shard_blocks(contents, number, len(files))
+            tokens = Path(bin_path(store.prefix(local.stem)))
             files.append(_tokens_file(corpus, local, found, tokens))
     return Manifest(name, contents, source, tuple(corpora), tuple(files), tuple(blocks))
 
@@ -254,26 +240,25 @@ def _local_corpus(
     number: int,
     corpus: Described,
     found: CorpusStat,
-    shards: str,
-    *,
-    copy: bool,
-    behind: bool,
+    asked: Request,
 ) -> LocalCorpus:
     """Describe a corpus as this node stores it; a stored `.bin` is named after its content."""
-    unpacked = found.bin is None and _is_wanted(contents, number, shards)
+    packed = bool(contents.shards_of(number)["codec"].any())
+    wanted = asked.shards == "all" or (asked.shards == "compressed" and packed)
+    unpacked, copied = found.bin is None and wanted, False
     own = ""
     if unpacked:
         own = contents.table("sources")["shards_digest"][number].decode("ascii")
-    elif (copy or behind) and found.bin is not None:
+    elif asked.tokens == "copy" and found.bin is not None:
+        copied = True
         own = f"copy of {found.bin.size} {found.bin.modified} {found.bin.tag}"
     return LocalCorpus(
         shared=corpus.prefix,
         stem=corpus_stem(corpus.prefix, corpus.digest, own),
         idx_size=corpus.idx_size,
-        bin_size=corpus.bin_size if unpacked or (own and copy) else 0,
+        bin_size=corpus.bin_size if own else 0,
         has_tokens=found.bin is not None or unpacked,
-        copied=copy and bool(own) and not unpacked,
-        behind=behind and bool(own) and not unpacked and corpus.bin_size > 0,
+        copied=copied,
     )
 
 
@@ -292,12 +277,6 @@ def _tokens_file(corpus: Described, local: LocalCorpus, found: CorpusStat, final
 def copy_blocks(size: int, file: int) -> list[Block]:
     """Return the blocks of a `.bin` that is copied."""
     return [Block(file, begin, min(begin + UNIT, size), "") for begin in range(0, size, UNIT)]
-
-
-def _is_wanted(contents: Contents, source: int, shards: str) -> bool:
-    """Return whether the shards of a corpus are to become a `.bin`."""
-    packed = bool(contents.shards_of(source)["codec"].any())
-    return shards == "all" or (shards == "compressed" and packed)
 
 
 def shard_blocks(contents: Contents, source: int, file: int) -> list[Block]:

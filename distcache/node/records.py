@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, Literal
 
 import msgspec
 
-from distcache.corpus import bin_path
 from distcache.errors import ConfigError
 from distcache.megatron.arguments import Readers, parse_readers
 from distcache.megatron.export import Exported
 from distcache.megatron.names import Naming
-from distcache.megatron.tokenizers import Release
-from distcache.node.store import Store, local_directory, part_of
+from distcache.node.store import Store, local_directory
 from distcache.option import Option
 from distcache.ranks.job_environment import node_name
-from distcache.storage.files import FileVersion, atomic_write, is_plain_file_of, read_file
-from distcache.storage.space import allocated, space_at
+from distcache.storage.files import FileVersion, atomic_write, read_file
+from distcache.storage.space import space_at
 from distcache.storage.threads import decodable
-from distcache.storage.units import parse_positive_size, parse_share, parse_size
-from distcache.storage.url import path_only
+from distcache.storage.units import parse_positive_size, parse_size
+from distcache.storage.url import is_url, path_only
 
 VERSION: Final = 1
 LARGEST: Final = 1 << 30  # bytes of a record that is read
-DEFAULT_SHARDS: Final = "compressed"  # corpora whose shards are unpacked by default
+TokensChoice = Literal["none", "link", "copy"]
+ShardsChoice = Literal["none", "ahead", "compressed", "all"]
+TOKENS: Final[tuple[TokensChoice, ...]] = ("none", "link", "copy")  # from least to most on the node
 AHEAD: Final = "ahead"  # the node's fetcher unpacks shards ahead of training
-SHARD_CHOICES: Final = ("none", AHEAD, "compressed", "all")  # from least to most unpacked
+SHARDS: Final[tuple[ShardsChoice, ...]] = ("none", AHEAD, "compressed", "all")
+DEFAULT_SHARDS: Final[ShardsChoice] = "compressed"
 
 
 class LocalCorpus(msgspec.Struct, frozen=True):
@@ -45,7 +45,45 @@ class LocalCorpus(msgspec.Struct, frozen=True):
     copied: bool = False  # whether the `.bin` in the store is a copy of the shared one
     # version of the shared `.bin`, if it is an object, was copied, or is read by the fetcher
     bin_version: FileVersion | None = None
-    behind: bool = False  # whether the fetcher copies the shared `.bin` here, behind training
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether the store can have a link to its shared `.bin`."""
+        return not self.bin_size and self.has_tokens and not is_url(self.shared)
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a node's copy of a cache is to have.
+
+    Attributes
+    ----------
+    tokens : str
+        Whether the store gets links to the `.bin` files, verified copies, or neither.
+    shards : str or None
+        Which MDS corpora are unpacked; None is as before, and at first those with compressed ones.
+    read_ahead : bool
+        Whether the node's fetcher reads `.bin` files of a shared filesystem.
+    naming : Naming or None
+        What decides the names of Megatron's files, beside the cache; None without such files.
+    """
+
+    tokens: TokensChoice = "none"
+    shards: ShardsChoice | None = None
+    read_ahead: bool = False
+    naming: Naming | None = None
+
+    def joined(self, before: Request) -> Request:
+        """Add what an earlier run was asked for, which its copy continues to have."""
+        shards = [choice for choice in (self.shards, before.shards) if choice is not None]
+        naming = self.naming or before.naming
+        if self.naming is not None and before.naming is not None:
+            naming = joined_naming(before.naming, self.naming)
+        return Request(
+            tokens=max(self.tokens, before.tokens, key=TOKENS.index),
+            shards=max(shards, key=SHARDS.index, default=None),
+            read_ahead=self.read_ahead or before.read_ahead,
+            naming=naming,
+        )
 
 
 @decodable
@@ -57,31 +95,14 @@ class Ready(msgspec.Struct, frozen=True):
     source: str  # absolute path, or URL, of the shared cache
     size: int  # bytes of the cache
     corpora: tuple[LocalCorpus, ...]  # corpora in the order of the cache's sources
-    linked: bool  # whether the store has links to the `.bin` files
+    request: Request  # what the copy has
     megatron: Exported | None  # Megatron's files and options
-    # parts of the names of Megatron's files: see `naming`
-    tokenizer: dict[str, Any] | None
     # time (ISO 8601, UTC), node and version of the agent
     when: str
     host: str
     distcache: str
     version: int = VERSION  # version of this record
     modified: int = 0  # modification time of the cache in nanoseconds; 0 if unknown
-    releases: tuple[Release, ...] = ()
-    fim: bool | None = None
-    shards: str = "none"  # value of `LocalizeOptions.shards`
-    copied: bool = False  # value of `LocalizeOptions.copy`
-    read_ahead: bool = False  # value of `LocalizeOptions.read_ahead`
-    # values of `LocalizeOptions.behind`, `LocalizeOptions.share` and `LocalizeOptions.reserve`
-    behind: bool = False
-    share: float = 0.0
-    reserve: int = 0
-
-    @property
-    def naming(self) -> Naming:
-        """What decides the names of Megatron's files, beside the cache."""
-        framework = None if self.megatron is None else self.megatron.framework
-        return Naming(self.tokenizer, self.releases, self.fim, framework)
 
 
 def write_record(store: Store, record: Ready) -> None:
@@ -101,28 +122,7 @@ def read_record(store: Store, name: str) -> Ready | None:
     sound &= not any("/" in corpus.stem or "\0" in corpus.stem for corpus in record.corpora)
     if not sound:
         return None
-    corpora = tuple(_with_copy(store, corpus) for corpus in record.corpora)
-    return msgspec.structs.replace(record, corpora=corpora)
-
-
-def _with_copy(store: Store, corpus: LocalCorpus) -> LocalCorpus:
-    """Return a corpus with the copy that was made of it behind training, if it is complete."""
-    if not corpus.behind or corpus.bin_version is None or corpus.bin_size:
-        return corpus
-    if not is_plain_file_of(bin_path(store.prefix(corpus.stem)), corpus.bin_version.size):
-        return corpus
-    return msgspec.structs.replace(corpus, bin_size=corpus.bin_version.size, copied=True)
-
-
-def bytes_to_copy(store: Store, corpora: Iterable[LocalCorpus]) -> int:
-    """Return the bytes of the copies that training has still to make of corpora."""
-    left = {
-        corpus.stem: corpus.bin_version.size
-        for corpus in corpora
-        if corpus.behind and corpus.bin_version is not None and not corpus.bin_size
-    }
-    paths = {stem: Path(bin_path(store.prefix(stem))) for stem in left}
-    return sum(max(size - allocated(part_of(paths[stem])), 0) for stem, size in left.items())
+    return record
 
 
 def read_records(store: Store) -> Iterator[Ready]:
@@ -161,13 +161,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    link, copy, behind : bool
-        Whether the store gets links to the `.bin` files, or verified copies, now or while training
-        runs.
-    megatron : bool
-        Whether the store gets the files of Megatron or another framework, too.
-    naming : Naming
-        Framework, tokenizer and releases, which decide the names of these files.
+    naming : Naming or None
+        Names of Megatron's files, if the store gets them, too.
     moves : tuple of (str, str)
         Directories of corpora, at the time of the build and now.
     """
@@ -181,18 +176,14 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
             path_only,
         ),
     ] = None
-    link: bool = True
-    copy: bool = False
-    behind: bool = False
-    share: Annotated[
-        float,
+    tokens: Annotated[
+        TokensChoice,
         Option(
-            "Share of the time, and so of the link, in which --bin behind copies.",
-            parse=parse_share,
-            shown="25%",
-            metavar="PERCENT",
+            "Links to the .bin files, or verified copies, or none. Those of a bucket are not "
+            "linked: training reads what it needs of them.",
+            "--bin",
         ),
-    ] = 0.25
+    ] = "link"
     read_ahead: Annotated[
         bool,
         Option(
@@ -200,20 +191,15 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
             "training, as it does those of a bucket."
         ),
     ] = False
-    megatron: bool = False
     shards: Annotated[
-        Literal["compressed", "all", "ahead", "none"] | None,
+        ShardsChoice | None,
         Option(
             "MDS corpora to unpack on the node: those with compressed shards, or all; or let the "
             "node's fetcher unpack them ahead of training, within a budget; or none. By default as "
             "before, at first compressed."
         ),
     ] = None
-    naming: Naming = Naming()
-    transport: Annotated[
-        Literal["auto", "mpi", "copy"],
-        Option("mpi: each byte is read once for all nodes; copy: by each node."),
-    ] = "auto"
+    naming: Naming | None = None
     reserve: Annotated[
         int, Option("Space to leave free, for example 50G.", parse=parse_size, shown="0")
     ] = 0
@@ -243,67 +229,36 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     threads: Annotated[int, Option("Blocks that a node reads at a time.", least=1)] = 4
     moves: tuple[tuple[str, str], ...] = ()
 
-    def joined(self, before: Ready | None) -> LocalizeOptions:
-        """Add what an earlier run was asked for, which its copy continues to have."""
-        if before is None:
-            return msgspec.structs.replace(self, shards=self._joined_shards(""))
-        naming = joined_naming(before.naming, self.naming)
-        return msgspec.structs.replace(
-            self,
-            link=self.link or before.linked,
-            copy=self.copy or before.copied,
-            behind=(self.behind or before.behind) and not (self.copy or before.copied),
-            share=self.share if self.behind else before.share or self.share,
-            reserve=self.reserve if self.behind else before.reserve,
-            read_ahead=self.read_ahead or before.read_ahead,
-            megatron=self.megatron or before.megatron is not None,
-            shards=self._joined_shards(before.shards),
-            naming=naming,
-        )
+    @property
+    def request(self) -> Request:
+        """What is asked for."""
+        return Request(self.tokens, self.shards, self.read_ahead, self.naming)
 
-    def _joined_shards(self, before: str) -> str:
-        """Return which shards are unpacked: as before, or not fewer."""
-        earlier = SHARD_CHOICES.index(before) if before in SHARD_CHOICES else None
-        if self.shards is None:
-            return DEFAULT_SHARDS if earlier is None else before
-        wanted = SHARD_CHOICES.index(self.shards)
-        return SHARD_CHOICES[max(earlier or 0, wanted)]
+    def joined(self, before: Ready | None) -> Request:
+        """Return what is asked for, with what an earlier run was asked for.
+
+        Raises
+        ------
+        ConfigError
+            If shards are to be unpacked ahead that an earlier run has unpacked.
+        """
+        if before is None:
+            wanted = self.request
+        else:
+            unpacked = any(corpus.bin_size and not corpus.copied for corpus in before.corpora)
+            if unpacked and self.shards == AHEAD:
+                raise ConfigError(
+                    f"{before.source}: its shards are unpacked on this node already, so that "
+                    "nothing is left to unpack ahead; remove the copy first (`distcache local gc`)"
+                )
+            wanted = self.request.joined(before.request)
+        return msgspec.structs.replace(wanted, shards=wanted.shards or DEFAULT_SHARDS)
 
     def are_fulfilled_by(self, record: Ready | None) -> bool:
         """Return whether a copy has all that is asked for, so that nothing is left to do."""
         if record is None or self.budget is not None:
             return False
-        wanted = self.joined(record)
-        has_view = record.megatron is not None and wanted.naming == record.naming
-        return (
-            record.linked >= self.link
-            and record.copied >= self.copy
-            and (record.behind or record.copied) >= self.behind
-            and (
-                (record.share, record.reserve) == (wanted.share, wanted.reserve)
-                or not wanted.behind
-            )
-            and record.read_ahead >= self.read_ahead
-            and record.shards == wanted.shards
-            and (has_view or not self.megatron)
-        )
-
-    def require_possible(self, before: Ready | None) -> None:
-        """Refuse to unpack ahead what an earlier run has unpacked.
-
-        Raises
-        ------
-        ConfigError
-            If an earlier run has unpacked them; the message says what to do.
-        """
-        unpacked = before is not None and any(
-            corpus.bin_size and not corpus.copied for corpus in before.corpora
-        )
-        if before is not None and unpacked and self.shards == AHEAD:
-            raise ConfigError(
-                f"{before.source}: its shards are unpacked on this node already, so that nothing "
-                "is left to unpack ahead; remove the copy first (`distcache local gc`)"
-            )
+        return record.request == self.request.joined(record.request)
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -313,10 +268,8 @@ class NodeReport(msgspec.Struct, frozen=True):
     node: str
     directory: str
     cache: str
-    # bytes read from the shared filesystem, copied from other caches of the store, written, and
-    # already valid
+    # bytes read from the shared filesystem, written, and already valid
     read: int
-    reused: int
     written: int
     kept: int
     memory: int  # bytes of the copy that take memory, because the store is a tmpfs
@@ -331,8 +284,6 @@ class Localized(msgspec.Struct, frozen=True):
     ----------
     key, source : str
         The cache's identity and its absolute path.
-    transport, reason : str
-        Transport of the copy, and why it was chosen.
     nodes : list of NodeReport
         Report of each agent.
     megatron : Exported or None
@@ -341,8 +292,6 @@ class Localized(msgspec.Struct, frozen=True):
 
     key: str
     source: str
-    transport: str
-    reason: str
     nodes: list[NodeReport]
     megatron: Exported | None
 
@@ -350,14 +299,13 @@ class Localized(msgspec.Struct, frozen=True):
 def empty_report(directory: str | None, environment: Mapping[str, str], problem: str) -> NodeReport:
     """Return the report of a node that has no copy; without a problem, if it needs none."""
     store = str(local_directory(directory, environment))
-    return NodeReport(node_name(environment), store, "", 0, 0, 0, 0, 0, problem)
+    return NodeReport(node_name(environment), store, "", 0, 0, 0, 0, problem)
 
 
 def make_report(
     store: Store,
     record: Ready,
     read: int = 0,
-    reused: int = 0,
     written: int = 0,
     kept: int = 0,
     beyond: int = 0,
@@ -370,7 +318,6 @@ def make_report(
         directory=str(store.root),
         cache=str(store.cache(record.name)),
         read=read,
-        reused=reused,
         written=written,
         kept=kept,
         memory=size if space_at(store.root).in_memory else 0,

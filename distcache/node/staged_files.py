@@ -231,15 +231,8 @@ class StagedFiles:
         """Start write-back of a block early, so that the final fsync has little left to do."""
         os.posix_fadvise(descriptor, block.begin, block.size, os.POSIX_FADV_DONTNEED)
 
-    def copy(
-        self,
-        block: Block,
-        path: str,
-        begin: int,
-        advance: Callable[[float], None],
-        version: FileVersion | None = None,
-    ) -> bool:
-        """Copy a block from where it starts in a file or object; return whether it is valid.
+    def copy(self, block: Block, advance: Callable[[float], None]) -> bool:
+        """Copy a block from the shared file or object; return whether it is valid.
 
         Raises
         ------
@@ -248,8 +241,9 @@ class StagedFiles:
         """
         digest = digest_of(block)
         offset = block.begin
+        origin = origin_of(self._manifest, block)
         with closing_fd(self.open(block.file)) as target:
-            for piece in read_shared(path, begin, begin + block.size, version):
+            for piece in read_shared(origin.path, origin.begin, origin.end, origin.version):
                 digest.update(piece.data)
                 self.write(target, offset, piece)
                 offset += piece.size

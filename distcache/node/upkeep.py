@@ -154,17 +154,13 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
     blocks = itertools.chain(indices, _token_blocks(store, record, cache))
     with ThreadPoolExecutor(threads) as pool:
         yield from filter(None, pool.map(_compare, blocks))
-    if record.megatron is not None:
+    if (naming := record.request.naming) is not None:
         rename = renamer(store, cache.prefixes, record.corpora)
-        yield from wrong_files(
-            cache, view_of(store, record.name, record.naming), rename, record.naming
-        )
-    if record.linked:
+        yield from wrong_files(cache, view_of(store, record.name, naming), rename, naming)
+    if record.request.tokens != "none":
         for corpus in record.corpora:
-            if corpus.bin_size or not corpus.has_tokens or is_url(corpus.shared) or corpus.behind:
-                continue
             link = bin_path(store.prefix(corpus.stem))
-            if not os.path.islink(link):
+            if corpus.is_linked and not os.path.islink(link):
                 yield f"{link}: the link to the tokens is gone"
 
 
@@ -299,12 +295,10 @@ class _Collection:
     def _unneeded(self, removed: str = "") -> Iterator[Path]:
         """Yield the store's files that no kept cache needs, also those of a removed one.
 
-        Unfinished files stay only if they are of the incoming cache, or are copied behind training.
+        Unfinished files stay only if they are of the incoming cache.
         """
         store, incoming = self._store, self._incoming
         unfinished = set() if incoming is None else {incoming, *self._kept[incoming]}
-        records = [record for record in read_records(store) if record.name in self._kept]
-        unfinished |= {c.stem for record in records for c in record.corpora if c.behind}
         # A copy without a record may be in use, and its corpora are unknown.
         locked = {lock.stem for lock in store.caches.glob("*.lock") if is_used(lock)}
         used = locked - {*self._kept, removed}

@@ -25,7 +25,7 @@ HEADER: int = 128  # bytes of a .npy file before its array
 def link_tokens(store: Store, manifest: Manifest) -> None:
     """Give every corpus of a cache a link to its shared `.bin`, if that is where it has one."""
     for corpus in manifest.corpora:
-        if corpus.bin_size or not corpus.has_tokens or is_url(corpus.shared) or corpus.behind:
+        if not corpus.is_linked:
             continue
         link, target = Path(bin_path(store.prefix(corpus.stem))), bin_path(corpus.shared)
         with contextlib.suppress(OSError):
@@ -93,7 +93,7 @@ def _lay_out_objects(store: Store, corpora: Sequence[LocalCorpus]) -> None:
 
 def _is_remote(corpus: LocalCorpus) -> bool:
     """Return whether Megatron has to read the tokens of a corpus from a bucket."""
-    return is_url(corpus.shared) and (corpus.behind or not corpus.bin_size)
+    return is_url(corpus.shared) and not corpus.bin_size
 
 
 def renamer(

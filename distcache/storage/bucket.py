@@ -15,8 +15,7 @@ import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import obstore
@@ -32,7 +31,6 @@ from distcache.errors import (
     StoreWaitWarning,
 )
 from distcache.storage.access import Access, Credentials, environment_access
-from distcache.storage.curl_library import system_authorities
 from distcache.storage.faults import as_ours, is_slow_down, is_transient, is_unsaid, short_text
 from distcache.storage.files import FileVersion
 from distcache.storage.msc import profile_access
@@ -114,14 +112,6 @@ def _make_store(access: Access, credentials: Credentials) -> Any:
     if access.credentials is not None:
         settings["credential_provider"] = credentials
     return S3Store(access.bucket, client_options=client, retry_config=retry, **settings)
-
-
-class ObjectAddress(NamedTuple):
-    """Where anybody may read an object for a while, without credentials."""
-
-    origin: str  # scheme, host and port
-    path: str  # with the query, which is a signature unless the bucket is public
-    certificates: bytes  # authorities to trust, in PEM; empty without TLS
 
 
 class Bucket:
@@ -208,28 +198,6 @@ class Bucket:
         if len(data) != end - begin:
             raise StorageError(url, f"answered with {len(data)} bytes, not {end - begin}")
         return data
-
-    def address(self, url: str, seconds: float) -> ObjectAddress | None:
-        """Return where an object can be read for so long, or None where the client cannot say.
-
-        The client signs it; nothing is sent, and nothing is known of the object by it.
-        """
-        access, key = self._access, self._key(url)
-        if access.unsigned:
-            if access.kind != "s3" or access.endpoint is None:
-                return None
-            signed = f"{access.endpoint.rstrip('/')}/{access.bucket}/{quote(key)}"
-        else:
-            try:
-                signed = obstore.sign(self._client(), "GET", key, timedelta(seconds=seconds))
-            except Exception:  # noqa: BLE001  of files, or with credentials that cannot sign
-                return None
-        parts = urlsplit(signed)
-        certificates = b""
-        if parts.scheme == "https":
-            certificates = (access.certificates or b"") + b"\n" + system_authorities()
-        path = f"{parts.path}?{parts.query}" if parts.query else parts.path
-        return ObjectAddress(f"{parts.scheme}://{parts.netloc}", path, certificates)
 
     def names_below(self, url: str) -> list[str]:
         """Return the URLs of all objects below a directory, in the order of their names."""
@@ -364,18 +332,21 @@ class Bucket:
         begin, pause, renewed = time.monotonic(), FIRST_PAUSE, self._access.credentials is None
         while True:
             failed: Exception | None = None
-            with self._pace.request():
-                self.requests += 1
-                try:
+            try:
+                with self._pace.request(begin + limits().object_store):
+                    self.requests += 1
                     result = action(self._client())
-                except DistcacheError:
+            except DistcacheError:
+                raise
+            except TimeoutError:
+                late = time.monotonic() - begin
+                raise StorageError(url, f"no answer in {late:.0f} s: none to any request") from None
+            except Exception as error:  # noqa: BLE001  the client's own, mapped below
+                failed = error
+            except BaseException as error:
+                if type(error).__name__ != "PanicException":
                     raise
-                except Exception as error:  # noqa: BLE001  the client's own, mapped below
-                    failed = error
-                except BaseException as error:
-                    if type(error).__name__ != "PanicException":
-                        raise
-                    raise StorageError(url, "the client failed", errno.EPROTO) from None
+                raise StorageError(url, "the client failed", errno.EPROTO) from None
             if failed is None:
                 self._pace.succeeded()
                 tick()
@@ -411,6 +382,7 @@ class Bucket:
         if not is_transient(error):
             raise ours from None
         if late > limits().object_store:
+            self._pace.away()
             raise StorageError(url, f"no answer in {late:.0f} s: {short_text(error)}") from None
         if late > SILENT and time.monotonic() - self._noted > SAID:
             self._noted = time.monotonic()

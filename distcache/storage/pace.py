@@ -13,6 +13,7 @@ FIRST: Final = 32
 LEAST: Final = 4
 MOST: Final = 128
 _background: ContextVar[bool] = ContextVar("background", default=False)
+LONGEST_WAIT: Final = 60.0  # seconds, which threads count with; longer ones are in parts
 QUIET: Final = 1.0  # seconds: requests that were sent together are slowed down once
 
 
@@ -36,20 +37,26 @@ class Window:
     """
 
     def __init__(self, first: float = FIRST, least: float = LEAST, most: float = MOST) -> None:
-        self.size = first
+        self.size = self._first = first
         self._least = least
         self._most = most
         self._slowed = float("-inf")
 
     def succeeded(self) -> None:
         """Grow by one request for as many successes as are sent at a time."""
+        if self.size < self._least:  # it was away
+            self.size = self._first
         self.size = min(self.size + 1 / self.size, self._most)
 
     def slow_down(self, now: float) -> None:
         """Halve, at most once in `QUIET` seconds."""
-        if now - self._slowed >= QUIET:
+        if now - self._slowed >= QUIET and self.size >= self._least:
             self.size = max(self.size / 2, self._least)
             self._slowed = now
+
+    def away(self) -> None:
+        """Send one request at a time, until one is answered: nothing else has been for long."""
+        self.size = 1.0
 
 
 class Pace:
@@ -78,13 +85,23 @@ class Pace:
         return int(self._window.size)
 
     @contextmanager
-    def request(self) -> Iterator[None]:
-        """Wait for a place in the window, and hold it for the block."""
+    def request(self, until: float = float("inf")) -> Iterator[None]:
+        """Wait for a place in the window, and hold it for the block.
+
+        Raises
+        ------
+        TimeoutError
+            If there is none at a time of the clock.
+        """
         urgent = not _background.get()
         with self._changed:
             self._urgent += urgent
             while self._going >= int(self._window.size) or (self._urgent and not urgent):
-                (self._first if urgent else self._changed).wait()
+                left = until - self._clock()
+                if left <= 0:
+                    self._urgent -= urgent
+                    raise TimeoutError
+                (self._first if urgent else self._changed).wait(min(left, LONGEST_WAIT))
             self._urgent -= urgent
             self._going += 1
             self._let_in()  # what has grown, or the last that came first
@@ -103,6 +120,11 @@ class Pace:
         """Note an answer."""
         with self._changed:
             self._window.succeeded()
+
+    def away(self) -> None:
+        """Note that the store does not answer at all."""
+        with self._changed:
+            self._window.away()
 
     def slow_down(self) -> None:
         """Note that the store asks for fewer requests."""

@@ -24,7 +24,6 @@ from distcache.node.records import read_records
 from distcache.node.store import existing_store, local_directory
 from distcache.storage.files import closing_fd, read_range
 from distcache.storage.url import located
-from distcache.train.open_files import source_of
 from distcache.train.token_files import TokenFiles
 
 
@@ -105,5 +104,5 @@ def _find(path: str) -> tuple[FetchClient, Source, str]:
         for corpus in record.corpora:
             if bin_path(corpus.shared) == path and corpus.bin_version is not None:
                 copy = bin_path(store.prefix(corpus.stem)) if corpus.bin_size else ""
-                return _client_of(store.ahead), source_of(path, corpus, record), copy
+                return _client_of(store.ahead), Source(path, corpus.bin_version), copy
     raise NotReady(f"{path}: no cache in {root} is of this corpus; localize one that is")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,6 @@ from distcache.storage.files import read_range
 from distcache.train.token_files import TokenPlaces
 
 MOST_ENDED: Final = 256  # readings
-MOST_SHARDS: Final = 56  # that each reader has open, unless one batch needs more
-Result = TypeVar("Result")
 Reading = tuple[int, int]
 """A stream, and the number of a reading that was announced in it."""
 
@@ -91,76 +88,20 @@ class Fetching:
     def __init__(self, client: FetchClient | None) -> None:
         self._client = client
         self._ended: list[Reading] = []  # of which the fetcher was not told yet
-        self._shards: OrderedDict[Source, int] = OrderedDict()  # the fetcher's own files
-        self._deaths = 0  # of fetchers, up to the one whose files these are
 
-    def __del__(self) -> None:
-        self._close_shards()
-
-    def _close_shards(self) -> None:
-        while self._shards:
-            os.close(self._shards.popitem()[1])
-
-    def attempt(
-        self, found: FetchedRanges, action: Callable[[Mapping[Source, int]], Result]
-    ) -> Result:
-        """Return what an action makes of descriptors of files with ranges, by their sources.
-
-        Ranges have their own offsets. Of shards, these are the fetcher's own files: where one is
-        discarded in that time, so that the action raises EOFError, it is called again, with a copy.
+    @contextlib.contextmanager
+    def open(self, found: FetchedRanges) -> Iterator[Mapping[Source, int]]:
+        """Yield descriptors of sparse files that have ranges at their own offsets, by sources.
 
         Parameters
         ----------
         found : FetchedRanges
             Ranges that are read, of at most `MOST_DESCRIPTORS` sources.
-        action : callable
-            Reads the ranges.
         """
         if self._client is None or not len(found.ranges):
-            return action({})
-        opened = self._open_shards(self._client, [s for s in found.sources if s.codec])
-        try:
-            with self._copies(self._client, found, opened) as copies:
-                return action({**opened, **copies})
-        except EOFError:
-            if not opened:
-                raise
-        with self._copies(self._client, found, {}) as copies:
-            return action(copies)
-
-    def _open_shards(self, client: FetchClient, sources: Sequence[Source]) -> dict[Source, int]:
-        """Return descriptors of shards, but for those that the fetcher only copies."""
-        for source in sources:
-            file = self._shards.get(source)
-            if file is None:
-                continue
-            if os.fstat(file).st_size == source.size:
-                self._shards.move_to_end(source)
-            else:
-                os.close(self._shards.pop(source))
-        if missing := [source for source in sources if source not in self._shards]:
-            found = client.open_shards(missing, self._take_ended())
-            if client.deaths != self._deaths:  # nobody frees the space of a dead one's files
-                self._deaths = client.deaths
-                self._close_shards()
-            self._shards.update(found)
-        while len(self._shards) > max(MOST_SHARDS, len(sources)):
-            os.close(self._shards.popitem(last=False)[1])
-        return {source: self._shards[source] for source in sources if source in self._shards}
-
-    @contextlib.contextmanager
-    def _copies(
-        self, client: FetchClient, found: FetchedRanges, opened: Mapping[Source, int]
-    ) -> Iterator[dict[Source, int]]:
-        """Yield descriptors of sparse files with the ranges of all sources that are not open."""
-        left = [number for number, source in enumerate(found.sources) if source not in opened]
-        own = np.isin(found.ranges[:, 0], left)
-        if not own.any():
             yield {}
             return
-        ranges = found.ranges[own]
-        ranges[:, 0] = np.searchsorted(left, ranges[:, 0])
-        files = client.read([found.sources[number] for number in left], ranges, self._take_ended())
+        files = self._client.read(found.sources, found.ranges, self._take_ended())
         try:
             yield files
         finally:
@@ -179,8 +120,8 @@ class Fetching:
 
     def read(self, source: Source, begin: int, size: int) -> bytes:
         """Return bytes of one source."""
-        assert self._client is not None, "it reads what is fetched"
         found = FetchedRanges(
             [source], np.array([[0, begin, size]], np.int64), np.ones(1, np.int64)
         )
-        return self.attempt(found, lambda files: read_range(files[source], begin, begin + size))
+        with self.open(found) as files:
+            return read_range(files[source], begin, begin + size)

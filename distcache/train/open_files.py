@@ -35,7 +35,6 @@ from distcache.node.ahead.protocol import Source
 from distcache.node.lock import try_shared
 from distcache.node.records import (
     AHEAD,
-    LocalCorpus,
     Ready,
     read_record,
     read_records,
@@ -43,30 +42,6 @@ from distcache.node.records import (
 from distcache.node.store import Store, cache_name, existing_store, local_directory
 from distcache.storage.url import is_url, located
 from distcache.train.token_files import TokenPlaces, find_tokens
-
-
-def source_of(path: str, corpus: LocalCorpus, record: Ready) -> Source:
-    """Return what the node's fetcher reads of a corpus, and copies if that was asked for.
-
-    Parameters
-    ----------
-    path : str
-        Path or URL of its `.bin`.
-    corpus : LocalCorpus
-        The corpus, whose `.bin` has a known version.
-    record : Ready
-        Record of the copy of the cache.
-    """
-    assert corpus.bin_version is not None, "the caller has looked"
-    if not corpus.behind:
-        return Source(path, corpus.bin_version)
-    return Source(
-        path,
-        corpus.bin_version,
-        stem=corpus.stem,
-        share=record.share,
-        reserve=record.reserve,
-    )
 
 
 class CacheHandle(msgspec.Struct, frozen=True):
@@ -150,11 +125,11 @@ class CacheHandle(msgspec.Struct, frozen=True):
             for here, corpus in zip(local, record.corpora, strict=True)
         ]
         fetched = {
-            source: source_of(bin_path(rename(corpus.shared)), corpus, record)
+            source: Source(bin_path(rename(corpus.shared)), corpus.bin_version)
             for source, corpus in enumerate(record.corpora)
             if corpus.bin_version is not None and not corpus.bin_size
         }
-        unpacked = packed_sources(cache) if record.shards == AHEAD else frozenset()
+        unpacked = packed_sources(cache) if record.request.shards == AHEAD else frozenset()
         client = FetchClient(store.ahead) if fetched or unpacked else None
         shared = [rename(corpus.shared) for corpus in record.corpora]
         return OpenFiles(self, cache, local, tokens, shared, lock, fetched, unpacked, client)
@@ -244,9 +219,7 @@ class OpenFiles:
         )
         if found.begins is None and source in self._fetched:
             fetched = self._fetched[source]
-            copy = bin_path(self._indices[source]) if fetched.stem else ""
-            places = dataclasses.replace(found, fetched=lambda _: fetched, copy=copy)
-            return TokenPlaces([(copy, size)]) if places.has_copy() else places
+            return dataclasses.replace(found, fetched=lambda _: fetched)
         return found
 
     def idx_of(self, source: int) -> Idx:

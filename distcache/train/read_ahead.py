@@ -217,11 +217,7 @@ class _Announced:
                 self._require_budget(source)
                 own = ranges[:, 0] == number
                 ranges[own, 1], ranges[own, 2] = 0, source.size
-        known = [*sources]
-        if self._stream.number == 0:  # it has to know of all objects that it copies behind training
-            named = set(sources)
-            known += [s for s in self._dataset.fetched_sources if s.stem and s not in named]
-        return self._stream.announce(known, ranges, ends, self._budget)
+        return self._stream.announce(sources, ranges, ends, self._budget)
 
     def _require_budget(self, source: Source) -> None:
         if source.size > self._budget:

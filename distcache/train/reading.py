@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import threading
@@ -92,7 +91,6 @@ class SampleReader:
         """
         with self._lock:
             sections = [self._section(member) for member in members]
-            # Once for the batch: a copy may be completed meanwhile.
             places = [self.split.member(member).places for member in members]
             files = self._files_of(places, sections, samples)
             for part in self._parts(files):
@@ -103,15 +101,10 @@ class SampleReader:
                     )
                 else:
                     found = self._fetched_ranges(places[rows], sections[rows], samples[rows])
-                    read = functools.partial(
-                        self._read_open,
-                        sections[rows],
-                        samples[rows],
-                        part.start,
-                        files[rows],
-                        arrays,
-                    )
-                    self._fetching.attempt(found, read)
+                    with self._fetching.open(found) as fetched:
+                        self._read_open(
+                            sections[rows], samples[rows], part.start, files[rows], arrays, fetched
+                        )
                 self._fetching.end(readings[rows])
             if MappedFile.faults() != self._faults:
                 self._require_intact()
@@ -179,7 +172,7 @@ class SampleReader:
         arrays: Arrays,
         fetched: Mapping[Source, int],
     ) -> None:
-        """Fill rows whose files can all be open; EOFError if a fetched one ends too early."""
+        """Fill rows whose files can all be open."""
         by_path = {source.path: file for source, file in fetched.items()}
         done = attempt = 0
         while done < len(sections):
@@ -209,8 +202,6 @@ class SampleReader:
                 attempt = 1 if count else attempt + 1
                 own = files[done]  # of a corpus of one file, only that
                 path = own[part if len(own) > 1 else 0][0]
-                if error < 0 and path in by_path:
-                    raise EOFError(f"{path}: ends before byte {byte}")
                 self._files.recover(path, error, byte, attempt)
 
     def _read_scattered(

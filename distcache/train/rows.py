@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -189,7 +188,8 @@ class RowReader:
         found: list[bytes | None] = []
         for begin in range(0, len(places), MOST_DESCRIPTORS):
             part = places[begin : begin + MOST_DESCRIPTORS]
-            found += self._fetching.attempt(_ranges_of(part), functools.partial(_contents, part))
+            with self._fetching.open(_ranges_of(part)) as files:
+                found += _contents(part, files)
         self._fetching.end(readings)
         return found
 

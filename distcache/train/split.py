@@ -74,9 +74,7 @@ class OpenSplit(SplitMembers):
             If its index or its tokens are missing, or of another corpus.
         """
         with self._lock:
-            known = self._members.get(number)
-            # A copy has its name when it is complete.
-            if known is None or known.places.has_copy():
+            if number not in self._members:
                 section, source = self.pair(number)
                 places, idx = self.files.tokens_of(source), self.files.idx_of(source)
                 self._members[number] = OpenMember(section, source, idx, places)

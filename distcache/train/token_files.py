@@ -26,7 +26,6 @@ from distcache.errors import CorpusError, NotReady
 from distcache.node.ahead.protocol import Source
 from distcache.storage.files import (
     FileVersion,
-    is_plain_file_of,
     open_sized,
     raise_descriptor_limit,
     read_range,
@@ -224,16 +223,11 @@ class TokenPlaces:
     begins: NDArray[np.int64] | None = None
     # what the node's fetcher reads in the place of a file, by its number: nothing, by default
     fetched: Callable[[int], Source | None] = _nothing
-    copy: str = ""  # path of the whole copy that the fetcher makes behind training, or empty
 
     @property
     def are_fetched(self) -> bool:
         """Whether the fetcher reads any of the files."""
         return self.fetched is not _nothing
-
-    def has_copy(self) -> bool:
-        """Return whether there is a whole copy now, which is read in the place of `fetched`."""
-        return bool(self.copy) and is_plain_file_of(self.copy, self.files[0][1])
 
 
 def find_tokens(

@@ -20,6 +20,7 @@ from distcache.cache import open_cache
 from distcache.errors import ConfigError
 from distcache.kernels import Blender
 from distcache.megatron.export import export
+from distcache.megatron.names import Naming
 from distcache.plan.assignment import assign_all
 from distcache.plan.config import Phase
 from distcache.plan.layout import BLEND_SLICE, make_layout
@@ -267,7 +268,7 @@ def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="continues another cache"):
         export(open_cache(new.path), tmp_path / "out")
     with pytest.raises(ConfigError, match="continues another cache"):
-        run(Path(new.path), tmp_path / "local", megatron=True)
+        run(Path(new.path), tmp_path / "local", naming=Naming())
 
 
 def test_what_cannot_be_continued(tmp_path: Path) -> None:

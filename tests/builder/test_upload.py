@@ -239,7 +239,7 @@ def test_corpora_over_many_prefixes(
     assert moves in server.objects
     assert not list(Path(cache).parent.glob(".*spread*"))
     store = tmp_path / "local"
-    localize(ALONE, done[0].url, LocalizeOptions(directory=str(store), copy=True))
+    localize(ALONE, done[0].url, LocalizeOptions(directory=str(store), tokens="copy"))
     assert verify_store(Store(store)) == []
     again = run_ranks(ranks, lambda group: upload(group, cache, TO, options))[0][0]
     assert again.sent == 0

@@ -38,11 +38,11 @@ def _empty(cluster: Cluster) -> None:
         cluster.shared.forget_on(node)
 
 
-def localize(story: Story, transport: str, *more: str) -> subprocess.CompletedProcess[str]:
+def localize(story: Story, *more: str) -> subprocess.CompletedProcess[str]:
     """Localize on all nodes."""
     words = ["srun", "-N3", "--mpi=pmi2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
     words += ["distcache", "localize", str(story.cache), "--store", str(STORE), "--json"]
-    words += ["--transport", transport, "--log-format", "plain", *more]
+    words += ["--log-format", "plain", *more]
     return subprocess.run(
         words, env=environment(), capture_output=True, text=True, timeout=180, check=False
     )
@@ -60,17 +60,13 @@ def size_of(story: Story) -> int:
     return sum(os.stat(path).st_size for path in [story.cache, *indices])
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("transport", "least", "most"), [("mpi", 1.0, 1.3), ("copy", 3.0, 3.9)])
-def test_what_is_read_over_the_network(
-    cluster: Cluster, story: Story, transport: str, least: float, most: float
-) -> None:
-    """All bytes once for all nodes, or once for each, by the counters of their network cards."""
+def test_what_is_read_over_the_network(cluster: Cluster, story: Story) -> None:
+    """All bytes once for all nodes, by the counters of their network cards."""
     before = [node.received() for node in cluster.nodes]
-    done = localize(story, transport)
+    done = localize(story)
     assert done.returncode == 0, done.stderr
     after = [node.received() for node in cluster.nodes]
-    assert least <= (sum(after) - sum(before)) / size_of(story) <= most
+    assert 1.0 <= (sum(after) - sum(before)) / size_of(story) <= 1.3
     verify()
 
 
@@ -102,7 +98,7 @@ def test_the_prolog_makes_a_directory_for_the_user(cluster: Cluster) -> None:
 
 def test_the_epilog_keeps_to_its_budget(cluster: Cluster, story: Story) -> None:
     """With room it removes nothing; and it never touches a user's files as root."""
-    assert localize(story, "copy").returncode == 0
+    assert localize(story).returncode == 0
     node = cluster.node("node1")
     copies = ["find", STORE / "caches", "-name", "*.h5"]
     assert node.run(*copies).strip()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 
+from distcache.megatron.names import Naming
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.ranks.communicator import SerialCommunicator
 
 print("ready", flush=True)  # noqa: T201
 sys.stdin.readline()
-options = LocalizeOptions(directory=sys.argv[2], megatron=True, transport=sys.argv[3])
+options = LocalizeOptions(directory=sys.argv[2], naming=Naming())
 localize(SerialCommunicator(), sys.argv[1], options)

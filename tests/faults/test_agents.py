@@ -46,8 +46,8 @@ def cache(large_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 class Agent:
     """An agent that waits to be told to begin."""
 
-    def __init__(self, cache: Path, root: Path, transport: str) -> None:
-        words = [sys.executable, "-m", "tests.faults.agent", str(cache), str(root), transport]
+    def __init__(self, cache: Path, root: Path) -> None:
+        words = [sys.executable, "-m", "tests.faults.agent", str(cache), str(root)]
         self.process = subprocess.Popen(
             words,
             env=clean_environment(),
@@ -102,7 +102,7 @@ def test_agents_killed_at_random_moments(cache: Path, tmp_path: Path) -> None:
     """Thirty of them, in the middle of their work; each time the next one continues."""
     chance = random.Random(11)
     content = cache.read_bytes()
-    timed = Agent(cache, tmp_path / "timed", "copy")
+    timed = Agent(cache, tmp_path / "timed")
     timed.begin()
     begin = time.monotonic()
     assert timed.process.wait(60) == 0
@@ -111,7 +111,7 @@ def test_agents_killed_at_random_moments(cache: Path, tmp_path: Path) -> None:
     killed, number, spoilt = 0, 0, b""
     while killed < KILLS:
         store = Store(tmp_path / f"local-{number}")
-        agent = Agent(cache, store.root, chance.choice(("copy", "mpi")))
+        agent = Agent(cache, store.root)
         agent.begin()
         time.sleep(chance.uniform(0, took))
         if agent.end() < 0:

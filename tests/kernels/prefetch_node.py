@@ -13,7 +13,7 @@ from distcache.storage.files import open_unnamed
 SIZE = 10_000
 UNIT = 64  # bytes; places are multiples of it
 COST = -(-SIZE // UNIT) * UNIT
-COPIED, MISSING, LATE, FAILED = range(4)
+COPIED, FAILED, LATE, DAMAGED, UNWRITABLE = range(5)
 LARGE = 1 << 40
 Range = tuple[int, int, int]
 
@@ -30,7 +30,7 @@ class Node:
         self.directory = directory
         self.file = open_unnamed(directory)
         self.buffer = PrefetchBuffer(self.file)
-        self.source = self.buffer.add_source("threads", 0)
+        self.source = self.buffer.add_source(0, packed=False)
 
     def key(self, number: int, size: int = SIZE) -> Range:
         """Return a range that is far from others."""
@@ -51,13 +51,13 @@ class Node:
     def fetch(self, most: int = 1000) -> int:
         """Fetch what the budget allows, and return how many ranges."""
         count = 0
-        while count < most and (taken := self.buffer.take(0.0)):
-            for entry, _, begin, size in taken:
+        while count < most and (taken := self.buffer.take(0.0, ahead=True)):
+            for entry, _, begin, size, _ in taken:
                 self.buffer.store(entry, np.frombuffer(content(begin, size), np.uint8))
             count += len(taken)
         return count
 
-    def read(self, key: Range, seconds: float = 60.0) -> int:
+    def read(self, key: Range, seconds: float = 0.0) -> int:
         """Read a range, compare its bytes, and return what became of it."""
         return read(self.buffer, key, seconds)
 
@@ -72,7 +72,7 @@ class Node:
         return found
 
 
-def read(buffer: PrefetchBuffer, key: Range, seconds: float = 60.0) -> int:
+def read(buffer: PrefetchBuffer, key: Range, seconds: float = 0.0) -> int:
     """Read a range, compare its bytes, and return what became of it."""
     file = os.memfd_create("target")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import threading
@@ -17,14 +18,16 @@ from hypothesis import strategies as st
 from tests.kernels.prefetch_node import (
     COPIED,
     COST,
+    DAMAGED,
     FAILED,
     LATE,
-    MISSING,
     SIZE,
+    UNWRITABLE,
     Node,
     Range,
     content,
 )
+from tests.support.waiting import wait_until
 
 
 def test_what_is_ahead_is_read_in_any_order(node: Node) -> None:
@@ -32,7 +35,7 @@ def test_what_is_ahead_is_read_in_any_order(node: Node) -> None:
     node.stream(range(5))
     assert node.fetch() == 5
     assert [node.read(node.key(number)) for number in (3, 0, 4, 1, 2)] == [COPIED] * 5
-    assert node.read(node.key(9)) == MISSING
+    assert node.read(node.key(9)) == LATE
     assert (node.status()["hits"], node.status()["misses"]) == (5, 1)
 
 
@@ -54,7 +57,7 @@ def test_a_range_beyond_the_budget_is_passed_over(node: Node) -> None:
     keys = [node.key(0, 4000), node.key(1), node.key(2, 4000)]
     node.announce(stream, [[key] for key in keys], 9000)
     assert node.fetch() == 2
-    assert [node.read(key) for key in keys] == [COPIED, MISSING, COPIED]
+    assert [node.read(key) for key in keys] == [COPIED, LATE, COPIED]
 
 
 def test_streams_share_the_budget(node: Node) -> None:
@@ -78,7 +81,7 @@ def test_a_stream_that_comes_later_gets_its_share(node: Node) -> None:
     assert node.fetch() == 50
     assert [node.read(node.key(1000 + number)) for number in range(50)] == [COPIED] * 50
     assert [node.read(node.key(number)) for number in range(50)] == [COPIED] * 50
-    assert node.read(node.key(99)) == MISSING
+    assert node.read(node.key(99)) == LATE
     for number in range(50):
         node.finish(first, number)
     assert node.fetch() == 50
@@ -144,34 +147,32 @@ def test_a_flipped_bit_is_noticed(node: Node) -> None:
     node.stream(range(3))
     node.fetch()
     assert os.pwrite(node.file, b"\xee\xee", COST + 5) == 2
-    assert [node.read(node.key(number)) for number in range(3)] == [COPIED, MISSING, COPIED]
+    assert [node.read(node.key(number)) for number in range(3)] == [COPIED, DAMAGED, COPIED]
 
 
 def test_a_large_range_is_read_in_parts(node: Node) -> None:
     """All of a small source may be announced: any part of it is served, and verified."""
     whole = 100_000
-    source = node.buffer.add_source("threads", whole)
+    source = node.buffer.add_source(whole, packed=False)
     stream = node.buffer.open_stream()
     node.announce(stream, [[(source, 0, whole)]] * 3)
     assert node.fetch() == 1
     for begin, size in ((0, whole), (16_380, 10), (99_999, 1), (5, 40_000)):
         assert node.read((source, begin, size)) == COPIED
     os.pwrite(node.file, b"\xee\xee", 50_000)
-    assert node.read((source, 49_990, 20)) == MISSING
+    assert node.read((source, 49_990, 20)) == DAMAGED
     assert node.read((source, 0, 20)) == COPIED
 
 
 def test_a_reader_waits_for_what_is_on_its_way(node: Node) -> None:
     """It is not fetched twice."""
     node.stream(range(1))
-    ((entry, _, begin, size),) = node.buffer.take(0.0)
+    ((entry, _, begin, size, _),) = node.buffer.take(0.0, ahead=True)
     found: list[int] = []
-    reader = threading.Thread(target=lambda: found.append(node.read(node.key(0))))
+    reader = threading.Thread(target=lambda: found.append(node.read(node.key(0), 60.0)))
     reader.start()
     reader.join(0.2)
     assert reader.is_alive()
-    assert node.buffer.is_awaited(entry)
-    assert node.buffer.is_wanted(entry)
     node.buffer.store(entry, np.frombuffer(content(begin, size), np.uint8))
     reader.join(10)
     assert found == [COPIED]
@@ -180,7 +181,7 @@ def test_a_reader_waits_for_what_is_on_its_way(node: Node) -> None:
 def test_readers_wait_no_longer_than_they_said(node: Node) -> None:
     """For all ranges of a request together, however many are on their way."""
     node.stream(range(20))
-    while node.buffer.take(0.0):
+    while node.buffer.take(0.0, ahead=True):
         pass
     keys = np.array([node.key(number) for number in range(20)], np.int64)
     begin = time.monotonic()
@@ -189,12 +190,22 @@ def test_readers_wait_no_longer_than_they_said(node: Node) -> None:
 
 
 def test_what_could_not_be_fetched(node: Node) -> None:
-    """It is left to its readers, who get the error."""
+    """Those who wait are told; the next reader lets it be fetched again."""
     node.stream(range(2))
-    ((entry, *_),) = node.buffer.take(0.0)
+    ((entry, *_),) = node.buffer.take(0.0, ahead=True)
+    found: list[int] = []
+    reader = threading.Thread(target=lambda: found.append(node.read(node.key(0), 60.0)))
+    reader.start()
+    wait_until(lambda: node.status()["hits"] == 1, "it waits")
     node.buffer.fail(entry)
-    assert node.read(node.key(0)) == MISSING
+    reader.join(60)
+    assert found == [FAILED]
     assert node.fetch() == 1
+    reader = threading.Thread(target=lambda: found.append(node.read(node.key(0), 60.0)))
+    reader.start()
+    wait_until(lambda: node.fetch() == 1, "it is fetched again")
+    reader.join(60)
+    assert found == [FAILED, COPIED]
 
 
 def test_a_target_that_cannot_be_written_to(node: Node, tmp_path: Path) -> None:
@@ -204,7 +215,7 @@ def test_a_target_that_cannot_be_written_to(node: Node, tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"")
     with open(tmp_path / "target", "rb") as target:
         files = np.array([target.fileno()], np.int32)
-        assert node.buffer.fetch(np.array([node.key(0)], np.int64), files, 1.0) == [FAILED]
+        assert node.buffer.fetch(np.array([node.key(0)], np.int64), files, 1.0) == [UNWRITABLE]
     node.buffer.close_stream(stream)
     assert node.status()["used"] == 0
 
@@ -214,8 +225,8 @@ def test_ranges_that_touch_are_taken_together(node: Node) -> None:
     stream = node.buffer.open_stream()
     keys = [(node.source, 0, 100), (node.source, 100, 50), node.key(1)]
     node.announce(stream, [[key] for key in keys])
-    assert [entry[2] for entry in node.buffer.take(0.0)] == [0, 100]
-    assert [entry[2] for entry in node.buffer.take(0.0)] == [100_000]
+    assert [entry[2] for entry in node.buffer.take(0.0, ahead=True)] == [0, 100]
+    assert [entry[2] for entry in node.buffer.take(0.0, ahead=True)] == [100_000]
 
 
 def test_ranges_that_come_again(node: Node) -> None:
@@ -246,7 +257,7 @@ def test_what_is_read_again_much_later_is_still_there(node: Node) -> None:
         node.finish(stream, number)
     assert node.fetch() == 10
     assert fetched == 30
-    assert [node.read(node.key(number)) for number in range(30)] == [MISSING] * 10 + [COPIED] * 20
+    assert [node.read(node.key(number)) for number in range(30)] == [LATE] * 10 + [COPIED] * 20
 
 
 def test_a_reader_that_has_not_announced(node: Node) -> None:
@@ -298,13 +309,13 @@ def test_a_full_disk_leaves_nothing_on_its_way(node: Node) -> None:
     assert node.status()["error"]
     assert node.status()["budget"] <= 20 * COST
     assert node.read(node.key(0)) == COPIED
-    assert node.read(node.key(59)) == MISSING
+    assert node.read(node.key(59)) == LATE
 
 
 def test_what_is_not_asked_for_sensibly(node: Node) -> None:
     """Numbers that lead outside of one another are errors."""
     stream = node.buffer.open_stream()
-    source = node.buffer.add_source("threads", 100)
+    source = node.buffer.add_source(100, packed=False)
     wrong: list[list[Range]] = [
         [(source + 1, 0, 1)],
         [(-1, 0, 1)],
@@ -327,27 +338,38 @@ def test_what_is_not_asked_for_sensibly(node: Node) -> None:
         node.buffer.store(77, np.zeros(1, np.uint8))
 
 
-def test_what_the_loop_has_passed_on(node: Node) -> None:
-    """Threads take it, neighbours together; a reader does not wait for its turn."""
-    source = node.buffer.add_source("loop", 0)
-    stream = node.buffer.open_stream()
-    keys = [(source, begin, 100) for begin in range(0, 1000, 100)]
-    node.announce(stream, [[key] for key in keys])
-    while taken := node.buffer.take(0.0, "loop"):
-        for entry, *_ in taken:
-            node.buffer.pass_on(entry)
-    assert node.read(keys[9], seconds=5.0) == MISSING
-    assert [begin for _, _, begin, _ in node.buffer.take(0.0)] == list(range(0, 1000, 100))
+def test_what_readers_wait_for_comes_first(node: Node) -> None:
+    """Neighbours together; threads that read nothing ahead take it, too."""
+    node.stream(range(3))
+    found: list[int] = []
+    keys = [node.key(2), *((node.source, begin, 100) for begin in (0, 100))]
+
+    def wait(key: Range) -> None:
+        found.append(node.read(key, 60.0))
+
+    readers = [threading.Thread(target=wait, args=(key,)) for key in keys]
+    for number, reader in enumerate(readers, 1):
+        reader.start()
+        wait_until(lambda wanted=number: node.status()["misses"] == wanted, "it waits")  # type: ignore[misc]
+    taken = [node.buffer.take(0.0, ahead=False) for _ in range(3)]
+    assert [[begin for _, _, begin, _, _ in some] for some in taken] == [[200_000], [0, 100], []]
+    assert all(urgent for some in taken for *_, urgent in some)
+    for entry, _, begin, size, _ in itertools.chain(*taken):
+        node.buffer.store(entry, np.frombuffer(content(begin, size), np.uint8))
+    for reader in readers:
+        reader.join(60)
+    assert found == [COPIED] * 3
+    assert [begin for _, _, begin, *_ in node.buffer.take(0.0, ahead=True)] == [0]
 
 
 def test_closing_lets_all_go(node: Node) -> None:
     """Readers that wait, and threads that wait for work."""
     node.stream(range(1))
-    node.buffer.take(0.0)
+    node.buffer.take(0.0, ahead=True)
     found: list[Any] = []
     waiting = [
-        threading.Thread(target=lambda: found.append(node.read(node.key(0)))),
-        threading.Thread(target=lambda: found.append(node.buffer.take(60.0))),
+        threading.Thread(target=lambda: found.append(node.read(node.key(0), 60.0))),
+        threading.Thread(target=lambda: found.append(node.buffer.take(60.0, ahead=True))),
     ]
     for thread in waiting:
         thread.start()
@@ -380,7 +402,7 @@ def test_any_readings_in_any_order(
         node.fetch(data.draw(st.integers(0, 5)))
         assert node.status()["used"] <= budget
         for key in own:
-            assert node.read(key) in (COPIED, MISSING)
+            assert node.read(key) in (COPIED, LATE)
         node.finish(stream, number)
     assert node.fetch() == 0
     assert node.status()["queued"] == 0

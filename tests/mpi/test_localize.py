@@ -102,7 +102,6 @@ def test_each_byte_is_read_once(
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     nodes = ranks // per_node
-    assert outcome["transport"] == "mpi"
     assert f"{nodes} nodes" in outcome["reason"]
     assert [node["node"] for node in outcome["nodes"]] == [f"node{i}" for i in range(nodes)]
     require_read_once(world, tmp_path / "logs")
@@ -140,13 +139,12 @@ def test_a_repair_reads_what_any_node_needs_once(world: Path, tmp_path: Path) ->
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("transport", ["copy", "mpi"])
-def test_hashes_agree_on_all_nodes(world: Path, tmp_path: Path, transport: str) -> None:
+def test_hashes_agree_on_all_nodes(world: Path, tmp_path: Path) -> None:
     """Hashes agree on all nodes where every node has a disk of its own under the same path."""
     local = tmp_path / "local"
     local.mkdir()
     words = ["localize", world / "c.h5", "--store", f"{local}/store", "--megatron"]
-    words += ["--transport", transport, "--json"]
+    words += ["--json"]
     done = on_nodes(world, tmp_path / "logs", words, 4, 1, before=["--mount", str(local)])
     assert done.returncode == 0, done.stderr
     assert not os.listdir(local)
@@ -167,21 +165,13 @@ def fail_alike(done: subprocess.CompletedProcess[str], exit_code: int, message: 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("transport", ["copy", "mpi"])
 def test_what_is_wrong_is_said_once_on_all_ranks(
-    world: Path, tmp_path: Path, launcher: str, transport: str
+    world: Path, tmp_path: Path, launcher: str
 ) -> None:
     """A corrupt cache, a changed index: no node has a record, and nothing hangs."""
     shared = tmp_path / "shared"
     shutil.copytree(world, shared)
-    words = [
-        "localize",
-        shared / "c.h5",
-        "--store",
-        f"{tmp_path}/{{node}}",
-        "--transport",
-        transport,
-    ]
+    words = ["localize", shared / "c.h5", "--store", f"{tmp_path}/{{node}}"]
     with open(shared / "c.h5", "r+b") as stream:
         stream.seek(100 << 20)
         stream.write(b"nonsense")
@@ -300,7 +290,7 @@ def test_processes_of_a_node_without_mpi(world: Path, tmp_path: Path) -> None:
     words = ["localize", str(world / "c.h5"), "--store", str(tmp_path / "local"), "--json"]
     jobs = [
         subprocess.Popen(
-            [DISTCACHE, *words, "--transport", "copy"],
+            [DISTCACHE, *words],
             env=clean_environment({"SLURM_STEP_NUM_TASKS": "4", "SLURM_NNODES": "1"}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

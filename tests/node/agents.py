@@ -7,13 +7,35 @@ from typing import Any
 
 from distcache.node.localize import localize
 from distcache.node.records import Localized, LocalizeOptions, NodeReport
-from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.job_environment import NODE_NAME
+from tests.support.threads import run_ranks
 
 
 def run(cache: Path, root: Path, **options: Any) -> Localized:
     """Localize with one process."""
     wanted = LocalizeOptions(directory=str(root), **options)
     return localize(SerialCommunicator(), cache, wanted)
+
+
+def run_on(nodes: int, cache: Path, root: Path, **options: Any) -> Localized:
+    """Localize on some nodes, of which the first has this directory."""
+
+    def work(world: Communicator) -> Localized:
+        own = root if world.rank == 0 else root.with_name(f"{root.name}.{world.rank}")
+        environment = {NODE_NAME: f"node{world.rank}"}
+        wanted = LocalizeOptions(directory=str(own), **options)
+        return localize(world, cache, wanted, environment=environment)
+
+    if nodes == 1:
+        return work(SerialCommunicator())
+    outcomes, aborted = run_ranks(nodes, work)
+    assert not aborted
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    done: Localized = outcomes[0]
+    return done
 
 
 def only(done: Localized) -> NodeReport:

@@ -11,6 +11,7 @@ import pytest
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import CorpusError, DistcacheError
 from distcache.megatron.arguments import Readers
+from distcache.megatron.names import Naming
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store
@@ -73,7 +74,7 @@ def test_each_byte_once_for_all_nodes(url: str, server: ScriptedS3, tmp_path: Pa
     """Of cache, indices and tokens, with three agents."""
 
     def agent(communicator: Communicator) -> int:
-        options = LocalizeOptions(directory=str(tmp_path / f"{communicator.rank}"), copy=True)
+        options = LocalizeOptions(directory=str(tmp_path / f"{communicator.rank}"), tokens="copy")
         environment = {"DISTCACHE_NODE_NAME": f"node{communicator.rank}"}
         done = localize(communicator, url, options, environment=environment)
         return len(done.nodes)
@@ -88,7 +89,7 @@ def test_each_byte_once_for_all_nodes(url: str, server: ScriptedS3, tmp_path: Pa
 
 def test_whole_tokens(url: str, server: ScriptedS3, tmp_path: Path) -> None:
     """They are copied, verified by digests of our own, and repaired, each flipped block alone."""
-    run(url, tmp_path / "local", copy=True)
+    run(url, tmp_path / "local", tokens="copy")
     store = store_of(tmp_path / "local")
     record = next(read_records(store))
     for corpus in record.corpora:
@@ -109,7 +110,7 @@ def test_whole_tokens(url: str, server: ScriptedS3, tmp_path: Path) -> None:
 
 def test_whole_tokens_of_a_shared_filesystem(cache: Path, tmp_path: Path) -> None:
     """Whole tokens of a shared filesystem are copied just so."""
-    run(cache, tmp_path / "local", copy=True)
+    run(cache, tmp_path / "local", tokens="copy")
     store = store_of(tmp_path / "local")
     record = next(read_records(store))
     assert verify_store(store) == []
@@ -125,15 +126,15 @@ def test_a_copy_that_was_interrupted(url: str, server: ScriptedS3, tmp_path: Pat
     names = [name for name in server.objects if name.endswith(".bin")]
     last = server.objects.pop(names[-1])
     with pytest.raises(DistcacheError):
-        run(url, tmp_path / "local", copy=True)
+        run(url, tmp_path / "local", tokens="copy")
     server.objects[names[-1]] = last
-    run(url, tmp_path / "local", copy=True, transport="copy")
+    run(url, tmp_path / "local", tokens="copy")
     record = next(read_records(store_of(tmp_path / "local")))
     path = Path(bin_path(store_of(tmp_path / "local").prefix(record.corpora[0].stem)))
     path.rename(path.with_name(f".{path.name}.part"))  # as a killed agent leaves it
     store_of(tmp_path / "local").ready(record.name).unlink()
     server.script()
-    run(url, tmp_path / "local", copy=True)
+    run(url, tmp_path / "local", tokens="copy")
     assert server.bytes_of(".bin") == 0
 
 
@@ -150,14 +151,14 @@ def test_a_changed_object(suffix: str, url: str, server: ScriptedS3, tmp_path: P
 
     server.on_request = replace_when_read
     with pytest.raises(CorpusError, match=f"s3://{name}: is another object"):
-        run(url, tmp_path / "local", copy=suffix == ".bin", threads=1)
+        run(url, tmp_path / "local", tokens="copy" if suffix == ".bin" else "link", threads=1)
     assert replaced
     assert list(read_records(store_of(tmp_path / "local"))) == []
 
 
 def test_a_new_version_of_the_tokens(url: str, server: ScriptedS3, tmp_path: Path) -> None:
     """It is stamped anew by the next run; the copy of the old one is another file."""
-    run(url, tmp_path / "local", copy=True)
+    run(url, tmp_path / "local", tokens="copy")
     store = store_of(tmp_path / "local")
     before = next(read_records(store)).corpora
     name = name_of(bin_path(before[0].shared))
@@ -193,7 +194,7 @@ def test_nodes_that_read_nothing(url: str, tmp_path: Path) -> None:
 
 def test_megatrons_layout(url: str, server: ScriptedS3, tmp_path: Path) -> None:
     """The indices lie where Megatron looks for what it would download, and are removed again."""
-    done = run(url, tmp_path / "local", megatron=True)
+    done = run(url, tmp_path / "local", naming=Naming())
     assert done.megatron is not None
     store = store_of(tmp_path / "local")
     assert f"--object-storage-cache-path {store.objects}" in done.megatron.arguments
@@ -206,7 +207,7 @@ def test_megatrons_layout(url: str, server: ScriptedS3, tmp_path: Path) -> None:
     path.unlink()
     path.write_bytes(b"as Megatron renames its own over it")
     assert verify_store(store) == []
-    run(url, tmp_path / "local", megatron=True)
+    run(url, tmp_path / "local", naming=Naming())
     assert path.read_bytes() == server.objects[name_of(idx_path(corpus.shared))]
     collect(store, 0, NullProgress())
     assert list(store.objects.iterdir()) == []
@@ -223,7 +224,7 @@ def _words(arguments: list[str]) -> list[str]:
 
 def test_the_record_has_no_secret(url: str, tmp_path: Path) -> None:
     """Nor has anything else in the store."""
-    run(url, tmp_path / "local", copy=True, megatron=True)
+    run(url, tmp_path / "local", tokens="copy", naming=Naming())
     assert places_with_secrets(tmp_path / "local") == []
     records = list((tmp_path / "local" / "caches").glob("*.json"))
     assert json.loads(records[0].read_text())["source"] == url

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distcache.node.arriving import cut_chunks
 from distcache.node.manifest import Block
-from distcache.node.transport import AT_ONCE, cut_chunks, turns
 from distcache.ranks.striped_broadcast import reader_of
 
 blocks = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 300)), max_size=8).map(
@@ -42,11 +42,3 @@ def test_agents_read_equal_shares(chunks: int, agents: int) -> None:
         assert [p for p, reader in enumerate(readers) if reader == agent] == list(
             range(chunks)[agent::agents]
         )
-
-
-@given(nodes=st.integers(1, 1000))
-def test_turns_are_bounded(nodes: int) -> None:
-    """Each node has one, with at most so many others."""
-    found = turns(nodes)
-    assert [node for turn in found for node in turn] == list(range(nodes))
-    assert max(map(len, found)) <= AT_ONCE

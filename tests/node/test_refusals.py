@@ -15,31 +15,31 @@ from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store
 from distcache.ranks.communicator import SerialCommunicator
-from tests.node.agents import flip, run
+from tests.node.agents import flip, run, run_on
 
-TRANSPORTS = ("copy", "mpi")
+NODES = (1, 2)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_corrupt_cache_is_refused(cache: Path, tmp_path: Path, transport: str) -> None:
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_corrupt_cache_is_refused(cache: Path, tmp_path: Path, nodes: int) -> None:
     """A corrupt cache is refused, and leaves no record."""
     flip(cache, BLOCK_SIZE if cache.stat().st_size > BLOCK_SIZE else 9000)
     with pytest.raises(CacheCorrupt, match="differ from their digest"):
-        run(cache, tmp_path / "local", transport=transport)
+        run_on(nodes, cache, tmp_path / "local")
     assert not list(read_records(Store(tmp_path / "local")))
     assert not list((tmp_path / "local" / "caches").glob("*.h5"))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("nodes", NODES)
 def test_a_changed_corpus_is_refused(
-    own_corpora: dict[str, Any], cache: Path, tmp_path: Path, transport: str
+    own_corpora: dict[str, Any], cache: Path, tmp_path: Path, nodes: int
 ) -> None:
     """By the digest of its index, also where an earlier copy of it is here."""
     run(cache, tmp_path / "before")
     flip(Path(own_corpora["blend"][0]["path"] + ".idx"), 60)
     for root in ("local", "before"):
         with pytest.raises(CorpusError, match="not the file that the cache was built from"):
-            run(cache, tmp_path / root, transport=transport)
+            run_on(nodes, cache, tmp_path / root)
         assert not list(read_records(Store(tmp_path / root)))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import distcache
 from distcache.errors import ConfigError, DistcacheError, NotReady
+from distcache.megatron.names import Naming
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.node.store import (
@@ -168,7 +169,7 @@ def test_the_oldest_use_goes_first(caches: list[Path], tmp_path: Path) -> None:
 def test_a_cache_in_use_stays(caches: list[Path], tmp_path: Path) -> None:
     """Whether by a loader or mapped by Megatron, and its corpora with it."""
     root = tmp_path / "local"
-    copies = [stage(cache, root, megatron=True) for cache in caches]
+    copies = [stage(cache, root, naming=Naming()) for cache in caches]
     opened = distcache.open(caches[0], local=root)
     import numpy as np  # noqa: PLC0415
 
@@ -197,7 +198,7 @@ def test_a_cache_that_lost_its_record_in_use_stays(caches: list[Path], tmp_path:
 def test_nothing_else_is_removed(caches: list[Path], tmp_path: Path) -> None:
     """Not a file that somebody put there, nor anything behind a link."""
     root = tmp_path / "local"
-    copy = Path(stage(caches[0], root, megatron=True))
+    copy = Path(stage(caches[0], root, naming=Naming()))
     store = Store(root)
     outside = tmp_path / "outside"
     outside.mkdir()

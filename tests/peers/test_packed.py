@@ -16,6 +16,7 @@ from distcache.builder.configuration import config_from_mapping
 from distcache.cache import open_cache as open_file
 from distcache.errors import ConfigError
 from distcache.megatron.export import export
+from distcache.megatron.names import Naming
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.plan.config import as_sources
@@ -119,7 +120,7 @@ def test_every_sample_is_read(case: str, way: str, corpora: list[str], tmp_path:
     if way == "export":
         export(open_file(path), directory)
     else:
-        run(Path(path), tmp_path / "local", megatron=True)
+        run(Path(path), tmp_path / "local", naming=Naming())
         store = Store(tmp_path / "local")
         (record,) = read_records(store)
         directory = store.view(record.name)

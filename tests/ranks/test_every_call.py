@@ -24,6 +24,7 @@ from distcache.edit.unpack import unpack_shards
 from distcache.errors import DistcacheError
 from distcache.ingest.inputs import TokenOptions
 from distcache.ingest.pipeline import ingest
+from distcache.megatron.names import Naming
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.plan import assignment, costs
@@ -72,7 +73,7 @@ def localizing(cache: Path, out: Path) -> Job:
 
     def job(communicator: ThreadCommunicator) -> Any:
         name = f"node{communicator.rank}"
-        options = LocalizeOptions(directory=str(out / name), megatron=True)
+        options = LocalizeOptions(directory=str(out / name), naming=Naming())
         return localize(communicator, cache, options, environment={"DISTCACHE_NODE_NAME": name})
 
     return job

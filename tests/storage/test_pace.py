@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,28 @@ def test_a_window_of_answers() -> None:
     for _ in range(10):
         window.succeeded()
     assert 10.9 < window.size <= 11
+
+
+def test_a_store_that_is_away() -> None:
+    """A store that is away gets one request at a time, and the first answer ends that."""
+    window = Window(32, 4, 64)
+    window.away()
+    window.slow_down(100.0)
+    assert window.size == 1
+    window.succeeded()
+    assert window.size > 32
+
+
+def test_waiting_ends_at_its_time() -> None:
+    """A request that gets no place in time is an error, and holds no place."""
+    now = [0.0]
+    pace = Pace(Window(1, 1, 1), lambda: now[0])
+    with pace.request():
+        now[0] = 5.0
+        with pytest.raises(TimeoutError), pace.request(5.0):
+            pass
+    with pace.request(6.0):
+        pass
 
 
 def test_who_waits_goes_first() -> None:

@@ -1,18 +1,17 @@
-"""Reading in place what the node's fetcher has unpacked."""
+"""Reading what the node's fetcher has, and telling it what is over."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from distcache.node.ahead.protocol import Source
-from distcache.storage.files import FileVersion, open_unnamed, read_range, write_range
-from distcache.train.fetching import MOST_ENDED, MOST_SHARDS, FetchedRanges, Fetching
+from distcache.storage.files import FileVersion, read_range, write_range
+from distcache.train.fetching import MOST_ENDED, FetchedRanges, Fetching, no_ranges
 
 SIZE = 100
 
@@ -30,31 +29,11 @@ def ranges_of(*sources: Source) -> FetchedRanges:
 
 
 class Client:
-    """A client of a fetcher that can discard shards."""
+    """A client of a fetcher."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self) -> None:
         self.copied: list[str] = []
-        self.opened: list[str] = []
         self.ended: list[tuple[int, int]] = []
-        self.discarded = False
-        self.deaths = 0
-        self.files: list[int] = []
-
-    def open_shards(
-        self, sources: Sequence[Source], readings: Sequence[tuple[int, int]]
-    ) -> dict[Source, int]:
-        """Open all shards but the first, of which there is only a copy."""
-        self.ended += readings
-        self.opened += [source.path for source in sources]
-        found = {}
-        for source in sources:
-            if source != shard(0):
-                found[source] = open_unnamed(self.directory)
-                if not self.discarded:
-                    write_range(found[source], 0, bytes(range(SIZE)))
-        self.files += found.values()
-        return found
 
     def read(
         self, sources: Sequence[Source], ranges: Any, readings: Sequence[tuple[int, int]]
@@ -69,91 +48,48 @@ class Client:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Client:
+def client() -> Client:
     """A client."""
-    return Client(tmp_path)
+    return Client()
 
 
 @pytest.fixture
-def fetching(client: Client) -> Iterator[Fetching]:
-    """What reads by the client; it closes what it has opened."""
-    made = Fetching(client)  # type: ignore[arg-type]
-    yield made
+def fetching(client: Client) -> Fetching:
+    """What reads by the client."""
+    return Fetching(client)  # type: ignore[arg-type]
+
+
+def read(fetching: Fetching, found: FetchedRanges) -> list[bytes]:
+    """Return the bytes of the range of each source."""
+    with fetching.open(found) as files:
+        return [read_range(files[source], 10, 15) for source in found.sources]
+
+
+def test_files_are_closed(fetching: Fetching, client: Client) -> None:
+    """All ranges are asked for in one message, and their files live as long as the block."""
     before = len(os.listdir("/proc/self/fd"))
-    count = len(made._shards)
-    made.__del__()
-    assert len(os.listdir("/proc/self/fd")) == before - count
+    assert read(fetching, ranges_of(shard(1), shard(0), shard(2))) == [bytes(range(10, 15))] * 3
+    assert client.copied == [shard(n).path for n in (1, 0, 2)]
+    with pytest.raises(RuntimeError), fetching.open(ranges_of(shard(1))):
+        raise RuntimeError
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert fetching.read(shard(3), 20, 4) == bytes(range(20, 24))
 
 
-def read(files: Mapping[Source, int]) -> list[bytes]:
-    """Return the bytes of the range of each file."""
-    return [read_range(file, 10, 15) for file in files.values()]
-
-
-def test_shards_are_opened_once(fetching: Fetching, client: Client) -> None:
-    """And read in place; what the fetcher only copies is copied, in one message."""
-    found = ranges_of(shard(1), shard(0), shard(2))
-    for _ in range(3):
-        assert fetching.attempt(found, read) == [bytes(range(10, 15))] * 3
-    assert client.opened == [shard(n).path for n in (1, 0, 2, 0, 0)]
-    assert client.copied == [shard(0).path] * 3
-
-
-def test_a_shard_that_was_discarded_before(fetching: Fetching, client: Client) -> None:
-    """It is opened again."""
-    found = ranges_of(shard(1))
-    fetching.attempt(found, read)
-    os.ftruncate(client.files[0], 0)
-    assert fetching.attempt(found, read) == [bytes(range(10, 15))]
-    assert (len(client.opened), client.copied) == (2, [])
-
-
-def test_a_shard_that_is_discarded_while_it_is_read(fetching: Fetching, client: Client) -> None:
-    """The action is called again, with a copy of all ranges."""
-    client.discarded = True
-    assert fetching.attempt(ranges_of(shard(1), shard(2)), read) == [bytes(range(10, 15))] * 2
-    assert client.copied == [shard(1).path, shard(2).path]
-
-
-def test_files_of_a_fetcher_that_has_died(fetching: Fetching, client: Client) -> None:
-    """Are closed once another one is asked: nothing else frees their space."""
-    for number in (1, 2, 3):
-        fetching.attempt(ranges_of(shard(number)), read)
-    client.deaths += 1
-    assert fetching.attempt(ranges_of(shard(1), shard(4)), read) == [bytes(range(10, 15))] * 2
-    assert [source.path for source in fetching._shards] == [shard(4).path]
-
-
-def test_an_action_that_fails_without_shards(fetching: Fetching, client: Client) -> None:
-    """Its own end of a file is not called again."""
-    calls = []
-
-    def fail(files: Mapping[Source, int]) -> None:
-        calls.append(len(files))
-        raise EOFError
-
-    with pytest.raises(EOFError):
-        fetching.attempt(ranges_of(shard(0)), fail)
-    assert calls == [1]
-
-
-def test_few_stay_open(fetching: Fetching, client: Client) -> None:
-    """The most recently read; all that one batch needs."""
-    for number in range(1, MOST_SHARDS + 10):
-        fetching.attempt(ranges_of(shard(number)), read)
-    assert len(fetching._shards) == MOST_SHARDS
-    many = [shard(number) for number in range(100, 100 + MOST_SHARDS + 5)]
-    assert len(fetching.attempt(ranges_of(*many), read)) == len(many)
-    assert list(fetching._shards) == many
+def test_nothing_is_asked_for(client: Client) -> None:
+    """Of what the fetcher does not read."""
+    for made in (Fetching(client), Fetching(None)):  # type: ignore[arg-type]
+        with made.open(no_ranges(3)) as files:
+            assert files == {}
+    assert client.copied == []
 
 
 def test_readings_that_are_over(fetching: Fetching, client: Client) -> None:
     """The fetcher is told with what is asked next, or when there are many; never before."""
-    fetching.attempt(ranges_of(shard(1)), read)
+    read(fetching, ranges_of(shard(1)))
     fetching.end([(7, 0), None])
-    fetching.attempt(ranges_of(shard(1)), read)
     assert client.ended == []
-    fetching.attempt(ranges_of(shard(2)), read)
+    read(fetching, ranges_of(shard(2)))
     assert client.ended == [(7, 0)]
     fetching.end([(7, number) for number in range(1, MOST_ENDED + 1)])
     assert len(client.ended) == MOST_ENDED + 1

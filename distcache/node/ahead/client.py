@@ -21,7 +21,6 @@ from distcache.errors import DistcacheError, NotReady, ShardWaitWarning
 from distcache.node.ahead.protocol import (
     AheadRequest,
     Hello,
-    OpenRequest,
     ReadRequest,
     Reply,
     Source,
@@ -64,15 +63,12 @@ class FetchClient:
         Number of readings that took longer than a tenth of a second.
     seconds : float
         Seconds of these readings.
-    deaths : int
-        Number of times that the fetcher was found dead.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.waits = 0
         self.seconds = 0.0
-        self.deaths = 0
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._free: list[socket.socket] = []
@@ -123,29 +119,6 @@ class FetchClient:
         self._count_wait(time.monotonic() - begin, sources)
         return dict(zip(sources, files, strict=True))
 
-    def open_shards(
-        self, sources: Sequence[Source], readings: Sequence[tuple[int, int]] = ()
-    ) -> dict[Source, int]:
-        """Open the fetcher's own files of unpacked shards.
-
-        Parameters
-        ----------
-        sources : sequence of Source
-            Compressed shards, at most `MOST_DESCRIPTORS`.
-        readings : sequence of (int, int)
-            Stream, and number in it, of announced readings that are over.
-
-        Returns
-        -------
-        dict of Source to int
-            Descriptors of files, which the caller closes; without the shards that only `read`
-            serves, or whose error it raises. A file whose shard is discarded becomes empty.
-        """
-        begin = time.monotonic()
-        reply, files = self._ask(OpenRequest(list(sources), encoded(readings)))
-        self._count_wait(time.monotonic() - begin, sources)
-        return dict(zip([sources[number] for number in reply.opened], files, strict=True))
-
     def _count_wait(self, seconds: float, sources: Sequence[Source]) -> None:
         if seconds < WAIT or not sources:
             return
@@ -172,22 +145,21 @@ class FetchClient:
 
     def status(self) -> Status:
         """Return how the fetcher is."""
-        status = self._ask(StatusRequest())[0].status
+        status = self._ask(StatusRequest()).status
         assert status is not None, "it was asked for"
         return status
 
-    def _ask(self, request: Any, descriptors: Sequence[int] = ()) -> tuple[Reply, list[int]]:
-        """Send a request and return the answer and its descriptors; again, if the fetcher died."""
+    def _ask(self, request: Any, descriptors: Sequence[int] = ()) -> Reply:
+        """Send a request and return the answer; again, if the fetcher died."""
         self._require_process()
         for _ in range(ATTEMPTS):
             connection = self._take()
             try:
                 send(connection, request, descriptors)
-                reply, received = receive(connection, Reply)
+                reply: Reply = receive(connection, Reply)[0]
             except GONE:
                 connection.close()
                 self._forget()
-                self.deaths += 1
                 continue
             except TimeoutError:
                 connection.close()
@@ -201,7 +173,7 @@ class FetchClient:
             with self._lock:
                 self._free.append(connection)
             reply.raise_error()
-            return reply, received
+            return reply
         raise DistcacheError(
             f"{self.directory}: the fetcher died {ATTEMPTS} times; see {self.directory / LOG}"
         )

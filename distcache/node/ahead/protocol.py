@@ -2,13 +2,11 @@
 
 Each message is its length in four bytes, then a struct. A `ReadRequest` comes with a descriptor for
 each of its objects, into which the fetcher writes the ranges at their own offsets, so that a sparse
-file in memory represents the object. An `OpenRequest` is answered with descriptors of whole files.
-Nothing is ever unpickled.
+file in memory represents the object. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import array
 import os
 import socket
 import struct
@@ -42,11 +40,6 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
     codec: str = ""  # empty if it is not compressed
     raw_size: int = 0  # bytes of the raw shard
     digest: bytes = b""  # XXH3-128 of the raw shard; empty if it is not known
-    # name in the store of a whole copy that is made behind training, empty if none is; the share of
-    # the link that it may take, and the bytes of the disk that it leaves free
-    stem: str = ""
-    share: float = 0.0
-    reserve: int = 0
 
     @property
     def size(self) -> int:
@@ -69,13 +62,6 @@ class ReadRequest(msgspec.Struct, frozen=True, tag="read"):
 
     sources: list[Source]
     ranges: bytes
-    readings: bytes = b""
-
-
-class OpenRequest(msgspec.Struct, frozen=True, tag="open"):
-    """Send descriptors of unpacked shards; `readings` as above."""
-
-    sources: list[Source]
     readings: bytes = b""
 
 
@@ -115,9 +101,6 @@ class Status(msgspec.Struct, frozen=True):
     # bytes from stores, and bytes that were asked for
     fetched: int = 0
     used: int = 0
-    # bytes that were copied behind training, and those of all objects that are to be
-    copied: int = 0
-    to_copy: int = 0
     # sent to stores
     requests: int = 0
     retries: int = 0
@@ -128,8 +111,7 @@ class Reply(msgspec.Struct, frozen=True):
     """The answer to any request: `problems` if it failed, and the exit code of the error.
 
     `ends` says that this fetcher makes room for another one; `stream` is the number of the
-    connection's stream, if it has any; `opened` are the numbers of the shards whose descriptors
-    come with this message.
+    connection's stream, if it has any.
     """
 
     problems: tuple[str, ...] = ()
@@ -137,7 +119,6 @@ class Reply(msgspec.Struct, frozen=True):
     status: Status | None = None
     ends: bool = False
     stream: int = 0
-    opened: tuple[int, ...] = ()
 
     def raise_error(self) -> None:
         """Raise the error, if there is one."""
@@ -171,22 +152,6 @@ def decoded(content: bytes, columns: int) -> NDArray[np.int64]:
         If a row is not whole.
     """
     return np.frombuffer(content, "<i8").reshape(-1, columns).astype(np.int64, copy=False)
-
-
-def decode_ranges(content: bytes, sources: int) -> NDArray[np.int64]:
-    """Return ranges of a message.
-
-    Raises
-    ------
-    ValueError
-        If one is not of a source, or has no sensible bounds.
-    """
-    ranges = decoded(content, 3)
-    bad = (ranges < 0).any(axis=1) | (ranges[:, 0] >= sources) | (ranges[:, 2] == 0)
-    bad |= ranges[:, 1] > np.iinfo(np.int64).max - ranges[:, 2]
-    if bad.any():
-        raise ValueError("a range is not of any source")
-    return ranges
 
 
 def _near(descriptor: int) -> str:
@@ -247,13 +212,9 @@ def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = (
     """
     content = msgspec.msgpack.encode(message)
     head = LENGTH.pack(len(content))
-    if descriptors:
-        assert len(descriptors) <= MOST_DESCRIPTORS, "the caller reads fewer files at a time"
-        rights = array.array("i", descriptors)
-        connection.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-    else:
-        connection.sendall(head)
-    connection.sendall(content)
+    assert len(descriptors) <= MOST_DESCRIPTORS, "the caller reads fewer files at a time"
+    sent = socket.send_fds(connection, [head], descriptors)
+    connection.sendall(head[sent:] + content)
 
 
 def receive(connection: socket.socket, kind: Any) -> tuple[Any, list[int]]:
@@ -266,14 +227,9 @@ def receive(connection: socket.socket, kind: Any) -> tuple[Any, list[int]]:
     OSError, ValueError
         If it does not answer in time, or says what is no message.
     """
-    size = array.array("i").itemsize * MOST_DESCRIPTORS
-    head, rights, _, _ = connection.recvmsg(LENGTH.size, socket.CMSG_SPACE(size))
-    descriptors: list[int] = []
-    for level, what, data in rights:
-        if (level, what) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            found = array.array("i")
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-            descriptors += found
+    head, descriptors, _, _ = socket.recv_fds(
+        connection, LENGTH.size, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+    )
     try:
         head += _exactly(connection, LENGTH.size - len(head))
         length = LENGTH.unpack(head)[0]

@@ -21,7 +21,6 @@ from distcache.node.ahead.fetcher import PAUSE, Fetcher
 from distcache.node.ahead.protocol import (
     AheadRequest,
     Hello,
-    OpenRequest,
     ReadRequest,
     Reply,
     StatusRequest,
@@ -35,7 +34,7 @@ from distcache.storage.access import identity_of
 from distcache.storage.locks import try_lock
 from distcache.storage.timeouts import limits
 
-Request = AheadRequest | Hello | OpenRequest | ReadRequest | StatusRequest
+Request = AheadRequest | Hello | ReadRequest | StatusRequest
 
 
 class _Server:
@@ -91,12 +90,7 @@ class _Server:
                     request, descriptors = receive(connection, Request)
                     if isinstance(request, AheadRequest) and not stream:
                         stream = self._fetcher.buffer.open_stream()
-                    reply, opened = self._answer(connection, request, descriptors, stream)
-                    try:
-                        send(connection, reply, opened)
-                    finally:
-                        for descriptor in opened:
-                            os.close(descriptor)
+                    send(connection, self._answer(connection, request, descriptors, stream))
         finally:
             if stream:
                 self._fetcher.buffer.close_stream(stream)
@@ -111,17 +105,12 @@ class _Server:
         request: Request,
         descriptors: list[int],
         stream: int,
-    ) -> tuple[Reply, list[int]]:
-        """Return the answer to a request, and the descriptors with it, which the caller closes."""
-        reply, opened = Reply(stream=stream), list[int]()
+    ) -> Reply:
+        """Return the answer to a request."""
+        reply = Reply(stream=stream)
         try:
             if isinstance(request, ReadRequest):
                 self._fetcher.read(request, descriptors)
-            elif isinstance(request, OpenRequest):
-                files = self._fetcher.open_shards(request)
-                opened = [file for file in files if file >= 0]
-                which = tuple(number for number, file in enumerate(files) if file >= 0)
-                reply = Reply(stream=stream, opened=which)
             elif isinstance(request, Hello):
                 reply = self._greet(connection, request)
             elif isinstance(request, AheadRequest):
@@ -137,7 +126,7 @@ class _Server:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return reply, opened
+        return reply
 
     def _greet(self, connection: socket.socket, request: Hello) -> Reply:
         """Accept a client that reaches stores as this process does; for others make room."""

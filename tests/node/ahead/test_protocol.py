@@ -18,7 +18,6 @@ from distcache.node.ahead.protocol import (
     Reply,
     Source,
     connect_to,
-    decode_ranges,
     encoded,
     listen_at,
     peer_is_own,
@@ -67,15 +66,6 @@ def test_what_is_no_message(sent: bytes) -> None:
         ours.sendall(sent)
         with pytest.raises(ValueError, match=r"message|malformed"):
             receive(theirs, Reply)
-
-
-@pytest.mark.parametrize(
-    "wrong", [(1, 0, 5), (-1, 0, 5), (0, -1, 5), (0, 1, -5), (0, 1, 0), (0, 2**63 - 1, 2)]
-)
-def test_ranges_of_nothing(wrong: tuple[int, int, int]) -> None:
-    """They are refused: nothing is trusted that another process says."""
-    with pytest.raises(ValueError, match="range"):
-        decode_ranges(encoded([(0, 0, 1), wrong]), 1)
 
 
 def test_an_error_arrives_as_itself() -> None:

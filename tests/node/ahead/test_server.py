@@ -15,7 +15,8 @@ import pytest
 
 from distcache.errors import AccessDenied, NoSpace
 from distcache.node.ahead import fetcher as fetching
-from distcache.node.ahead.fetcher import Fetcher, _started_threads
+from distcache.node.ahead.fetcher import Fetcher
+from distcache.node.ahead.open_sources import OpenSources
 from distcache.node.ahead.protocol import (
     AheadRequest,
     ReadRequest,
@@ -68,57 +69,57 @@ def source_of(path: Path) -> Source:
 
 
 def test_refusals_pause_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request at a time asks, and nothing is lost; who waits gets the refusal."""
+    """Few requests ask; who waits gets the refusal, and a later reader what is there then."""
     source = source_of(tmp_path / "c.bin")
     (tmp_path / "ahead").mkdir()
     monkeypatch.setattr(fetching, "PAUSE", 0.2)
-    fetcher = Fetcher(tmp_path / "ahead")
-    original, asked, refused = fetcher._fetch, [0], [True]
+    original, asked, refused = OpenSources.read_into, [0], [True]
 
-    def fetch(source: Source, begin: int, end: int) -> np.ndarray:
+    def read_into(sources: OpenSources, out: np.ndarray, source: Source, begin: int) -> None:
         asked[0] += 1
         if refused[0]:
             raise AccessDenied(source.path, "access is denied")
-        return original(source, begin, end)
+        original(sources, out, source, begin)
 
-    monkeypatch.setattr(fetcher, "_fetch", fetch)
+    monkeypatch.setattr(OpenSources, "read_into", read_into)
+    fetcher = Fetcher(tmp_path / "ahead")
     stream = fetcher.buffer.open_stream()
     fetcher.announce(stream, AheadRequest([source], encoded(RANGES), encoded(ENDS), 1 << 20))
     wait_until(lambda: asked[0] > 0, "a refusal")
     target = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT, 0o600)
     with pytest.raises(AccessDenied):
         fetcher.read(ReadRequest([source], encoded(RANGES[:1])), [target])
-    os.close(target)
     refused[0] = False
-    wait_until(lambda: fetcher.buffer.status()["held"] == len(RANGES) - 1, "what is read ahead")
+    fetcher.read(ReadRequest([source], encoded(RANGES)), [target])
+    assert os.pread(target, 10_000, 0) == (tmp_path / "c.bin").read_bytes()
+    os.close(target)
     assert asked[0] < 10 * len(RANGES)
     fetcher.close()
 
 
-@pytest.mark.parametrize(("most", "expected"), [(1000, 64), (30, 16), (8, 4), (2, None)])
+@pytest.mark.parametrize(("most", "expected"), [(1000, 64), (30, 30), (18, 18), (17, None)])
 def test_a_node_that_is_out_of_threads(
-    most: int, expected: int | None, monkeypatch: pytest.MonkeyPatch
+    most: int, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All threads of readers run before they are needed, or fewer, or none."""
-    begun = [0]
+    """All threads run before they are needed, or fewer, or none."""
+    begun: list[threading.Thread] = []
     start = threading.Thread.start
 
     def limited(thread: threading.Thread) -> None:
-        if begun[0] >= most:
+        if len(begun) >= most:
             raise RuntimeError("can't start new thread")
-        begun[0] += 1
+        begun.append(thread)
         start(thread)
-        if expected is not None and begun[0] == most:
-            begun[0] = 0  # those of a pool that was given up are free again
 
-    monkeypatch.setattr(threading.Thread, "start", limited)
-    if expected is None:
-        with pytest.raises(NoSpace, match="allow more processes"):
-            _started_threads()
-        return
-    pool = _started_threads()
-    assert len(pool._threads) >= min(expected, most)
-    pool.shutdown()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", limited)
+        if expected is None:
+            with pytest.raises(NoSpace, match="allow more"):
+                Fetcher(tmp_path)
+            return
+        fetcher = Fetcher(tmp_path)
+    assert len(begun) == expected
+    fetcher.close()
 
 
 def test_an_error_that_nobody_expects_is_an_answer(
@@ -133,7 +134,7 @@ def test_an_error_that_nobody_expects_is_an_answer(
     monkeypatch.setattr(fetcher, "read", fail)
     ours, theirs = socket.socketpair()
     request = ReadRequest([], encoded([]))
-    reply, _ = _Server(fetcher)._answer(theirs, request, [], 0)
+    reply = _Server(fetcher)._answer(theirs, request, [], 0)
     assert "MemoryError: 8 TiB" in reply.problems[0]
     ours.close()
     theirs.close()

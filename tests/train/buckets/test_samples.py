@@ -18,7 +18,7 @@ from distcache.ranks.communicator import SerialCommunicator
 from distcache.train.dataset import CachedDataset
 from tests.support.buckets import name_of, put_cache
 from tests.support.scripted_s3 import ScriptedS3
-from tests.train.buckets.reading import batches, equal, status
+from tests.train.buckets.reading import batches, equal
 
 
 def test_samples_are_those_of_files(
@@ -58,18 +58,6 @@ def test_workers(remote: CachedDataset, files: CachedDataset, way: str) -> None:
     ours = batches(remote, 2, way, budget="1M", consumed=last)
     assert len(ours) == 60
     assert equal(ours, batches(files, consumed=last))
-
-
-def test_read_ahead_without_the_native_loop(
-    local: Path, files: CachedDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a machine without libcurl: obstore sends all requests."""
-    monkeypatch.setenv("DISTCACHE_REQUESTS", "threads")
-    dataset = distcache.open("s3://lake/run/c.h5", local).dataset("train")
-    assert equal(batches(dataset, budget="4M"), batches(files))
-    found = status(local)
-    assert found.hits > 0.9 * (found.hits + found.misses)
-    assert found.fetched <= 1.05 * found.used + 200 * 600
 
 
 def test_the_state_is_that_of_the_sampler(remote: CachedDataset) -> None:
@@ -123,7 +111,7 @@ def test_whole_copies(
     local: Path, server: ScriptedS3, files: CachedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole copies are read as files: there is no fetcher."""
-    options = LocalizeOptions(directory=str(local), copy=True)
+    options = LocalizeOptions(directory=str(local), tokens="copy")
     localize(SerialCommunicator(), "s3://lake/run/c.h5", options)
     server.script()
     dataset = distcache.open("s3://lake/run/c.h5", local).dataset("train")
@@ -154,7 +142,7 @@ def test_the_reader_for_megatron_and_a_whole_copy(
 ) -> None:
     """Asks no bucket."""
     monkeypatch.setenv("DISTCACHE_LOCAL_DIR", str(local))
-    options = LocalizeOptions(directory=str(local), copy=True)
+    options = LocalizeOptions(directory=str(local), tokens="copy")
     localize(SerialCommunicator(), "s3://lake/run/c.h5", options)
     url = next(read_records(Store(local))).corpora[0].shared + ".bin"
     server.script()

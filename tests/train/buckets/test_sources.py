@@ -1,6 +1,6 @@
 """What all kinds of sources promise that the node's fetcher brings ahead of training.
 
-Ranges of objects and of files, compressed shards, and objects that are copied behind training.
+Ranges of objects and of files, and compressed shards.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Brought(NamedTuple):
     open: Callable[[], CachedDataset]
     files: CachedDataset  # the same, read from files
     spoil: Callable[[], None]  # exchanges what they are read from
-    once: int  # bytes of all sources; 0 if they need not be fetched once only
+    nbytes: int  # bytes of all sources
 
 
-def objects(server: ScriptedS3, cache: Path, root: Path, **options: Any) -> Brought:
+def objects(server: ScriptedS3, cache: Path, root: Path) -> Brought:
     """Return samples of objects of a bucket."""
     url = put_cache(server, cache)
-    run(url, root, **options)
+    run(url, root)
     server.script()
 
     def spoil() -> None:
@@ -97,17 +97,14 @@ def root(tmp_path: Path) -> Iterator[Path]:
     end_fetcher(tmp_path / "local")
 
 
-@pytest.fixture(params=["objects", "files", "shards", "copies behind"])
+@pytest.fixture(params=["objects", "files", "shards"])
 def brought(request: pytest.FixtureRequest, cache: Path, tmp_path: Path, root: Path) -> Brought:
     """Samples of one kind of source."""
     if request.param == "files":
         return slow_files(cache, root)
     if request.param == "shards":
         return shards(tmp_path, root)
-    server = request.getfixturevalue("server")
-    if request.param == "objects":
-        return objects(server, cache, root)
-    return objects(server, cache, root, behind=True, share=0.5)._replace(once=0)
+    return objects(request.getfixturevalue("server"), cache, root)
 
 
 def test_samples_are_those_of_files(brought: Brought) -> None:
@@ -133,9 +130,8 @@ def test_they_are_ahead(brought: Brought, root: Path) -> None:
         assert now.budget == BUDGET or not now.streams
     assert equal(found, batches(brought.files, most=len(found)))
     now = status(root)
-    if brought.once:  # else copies may have come first
-        assert now.hits > 0.9 * (now.hits + now.misses)
-        assert now.fetched <= brought.once
+    assert now.hits > 0.9 * (now.hits + now.misses)
+    assert now.fetched <= brought.nbytes
     assert now.queued == 0
 
 
