@@ -3,8 +3,7 @@
     python benchmarks/estimates.py [--rounds N] [--directory DIR] [--json]
 
 Prints a Markdown table; every ratio is measured by estimated seconds of the whole process, of
-medians of alternating rounds, and should lie between 2/3 and 3/2: by the costs of the reference,
-and by those that `plan --calibrate` measures before each build.
+medians of alternating rounds, and should lie between 2/3 and 3/2.
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ def configuration(
     }
 
 
-def foresee(config: Path, ranks: int, threads: int, *more: str) -> float:
+def foresee(config: Path, ranks: int, threads: int) -> float:
     """Return the seconds that distcache expects."""
     words = ["distcache", "plan", str(config), "--ranks", str(ranks), "--threads", str(threads)]
-    done = subprocess.run([*words, *more, "--json"], capture_output=True, text=True, check=True)
+    done = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True)
     seconds: float = json.loads(done.stdout)["estimate"]["seconds"]
     return seconds
 
@@ -88,25 +87,19 @@ def measure(work: Path, rounds: int) -> Iterator[dict[str, Any]]:
         config = work / "config.json"
         config.write_text(json.dumps(fields), encoding="utf-8")
         taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in SHAPES}
-        calibrated: dict[tuple[int, int], list[float]] = {shape: [] for shape in SHAPES}
         for _ in range(rounds):
             for shape in SHAPES:
-                time.sleep(SECONDS_BETWEEN)
-                calibrated[shape].append(foresee(config, *shape, "--calibrate", str(work)))
                 taken[shape].append(build(config, work / "caches", *shape))
         for (ranks, threads), seconds in taken.items():
             found = statistics.median(seconds)
-            by_reference = foresee(config, ranks, threads)
-            by_calibration = statistics.median(calibrated[ranks, threads])
+            estimated = foresee(config, ranks, threads)
             yield {
                 "case": name,
                 "ranks": ranks,
                 "threads": threads,
                 "measured": found,
-                "reference": by_reference,
-                "reference_ratio": found / by_reference,
-                "calibrated": by_calibration,
-                "calibrated_ratio": found / by_calibration,
+                "estimated": estimated,
+                "ratio": found / estimated,
             }
 
 
@@ -124,12 +117,11 @@ def main() -> None:
         print(json.dumps({"machine": facts, "rows": rows}, indent=2))
         return
     print(", ".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
-    print("| case | ranks | threads | measured | reference | ratio | calibrated | ratio |")
-    print("|---|--:|--:|--:|--:|--:|--:|--:|")
+    print("| case | ranks | threads | measured | estimated | ratio |")
+    print("|---|--:|--:|--:|--:|--:|")
     for row in rows:
         cells = [row["case"], row["ranks"], row["threads"], f"{row['measured']:.2f} s"]
-        cells += [f"{row['reference']:.2f} s", f"{row['reference_ratio']:.2f}"]
-        cells += [f"{row['calibrated']:.2f} s", f"{row['calibrated_ratio']:.2f}"]
+        cells += [f"{row['estimated']:.2f} s", f"{row['ratio']:.2f}"]
         print(f"| {' | '.join(map(str, cells))} |")
 
 

@@ -33,7 +33,6 @@ from distcache.ledger.steps import Sampling, Steps
 from distcache.ledger.trace import Trace, trace
 from distcache.ledger.trace_table import columns_of, write_parquet
 from distcache.ledger.traced_run import TracedRun
-from distcache.ledger.traced_split import TracedSplit, open_for_trace
 from distcache.ranks.progress import NullProgress
 from tests.support.caches import build_here
 
@@ -101,7 +100,7 @@ def main() -> None:
         count = min(STEPS, len(opened) // BATCH)
         numbers = np.arange(1, count + 1)
         steps = Steps.of(numbers, numbers * BATCH, np.full(count, BATCH))
-        wanted = np.arange(10) * (len(opened.split.idx(0).lengths) // 11)
+        wanted = np.arange(10) * (len(opened.idx(0).lengths) // 11)
         table = directory / "steps.parquet"
         measure("open", options.rounds, lambda: len(trace(path)))
         measure(f"{count:,} steps", options.rounds, lambda: run_of(opened, steps))
@@ -119,7 +118,7 @@ def main() -> None:
                 options.rounds,
                 lambda threads=threads: make_report(opened, batch=BATCH, threads=threads) and None,
             )
-        half = Trained(TracedSplit(open_for_trace(path)), len(opened) // 2)
+        half = Trained(trace(path), len(opened) // 2)
         begin, started = time.process_time(), time.perf_counter()
         rest = write_rest([half], str(directory / "rest"), RestOptions(), 2)
         spent, passed = time.process_time() - begin, time.perf_counter() - started

@@ -1,6 +1,6 @@
 """Building with up to a thousand ranks: the project's own plan and assignment, and a cost model.
 
-What every rank works is what `assign_all` gives it; beside that stand what rank 0 does alone, what
+What every rank works is what `assign` gives it; beside that stand what rank 0 does alone, what
 the filesystem takes to write and read, and the collectives, whose latency grows with the ranks.
 """
 
@@ -11,18 +11,17 @@ from dataclasses import dataclass
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.corpus import Corpus, CorpusFacts
-from distcache.plan.assignment import INDEX_READS, JOIN, PER_CORPUS, PER_ITEM, START, assign_all
+from distcache.plan.assignment import INDEX_READS, JOIN, PER_CORPUS, PER_ITEM, START, assign
 from distcache.plan.config import Config
-from distcache.plan.costs import REFERENCE
+from distcache.plan.costs import READ, TOUCHED
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.make import make_plan
-from distcache.plan.memory import BASE_MEMORY, stream_step
+from distcache.plan.memory import BASE_MEMORY
 from distcache.plan.model import Plan
 
 MEAN_TOKENS = 600
 COLLECTIVES = 40  # of a build, beside those of sections that all ranks build
-STEP_COLLECTIVES = 2  # for each step of such a section
-LINK_COLLECTIVES = 160  # of one that is built by links: four shuffles
+LINK_COLLECTIVES = 160  # of a section that all ranks build by links: four shuffles
 
 
 @dataclass(frozen=True)
@@ -106,17 +105,14 @@ def plan_case(corpora: int, documents: int, epochs: int) -> tuple[Plan, Layout]:
 
 def build_phases(plan: Plan, layout: Layout, ranks: int, filesystem: Filesystem) -> Phases:
     """Return the seconds of a build with so many ranks of one thread each."""
-    work = assign_all(plan.items, layout, ranks)
+    work = assign(plan.items, layout, ranks)
     index_bytes = sum(source.idx_size for source in plan.sources)
     rate = filesystem.rate(ranks)
-    read = 1e-9 * REFERENCE.read  # seconds of a byte
+    read = 1e-9 * READ  # seconds of a byte
     examining = max(read * INDEX_READS * index_bytes / ranks, INDEX_READS * index_bytes / rate)
     reading = max(read * layout.tables_begin / ranks, layout.tables_begin / rate)
-    touched = REFERENCE.touched * (max(work.memory) - BASE_MEMORY)
-    step = stream_step(ranks) * ranks
-    split = [layout.units[unit].items[0] for unit in work.halved]
-    steps = sum(math.ceil(plan.sections[item].documents / step) for item in split)
-    rounds = COLLECTIVES + STEP_COLLECTIVES * steps + LINK_COLLECTIVES * len(work.linked)
+    touched = TOUCHED * (max(work.memory) - BASE_MEMORY)
+    rounds = COLLECTIVES + LINK_COLLECTIVES * len(work.linked)
     return Phases(
         alone=START + (JOIN if ranks > 1 else 0) + PER_ITEM * len(plan.items),
         examine=examining + PER_CORPUS * len(plan.sources) / ranks,

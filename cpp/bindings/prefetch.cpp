@@ -210,6 +210,8 @@ IndexError
 
 }  // namespace
 
-void register_prefetch(py::module_& module) { register_buffer(module); }
+void register_prefetch(py::module_& module) {
+    register_buffer(module);
+}
 
 }  // namespace distcache::bindings

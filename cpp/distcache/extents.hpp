@@ -10,8 +10,8 @@ namespace distcache {
 /// The places of ranges in a file: each goes to the smallest free extent that holds it.
 class Extents {
 public:
-    /// Bytes are given out in multiples of this, so that freed places fit others; large ranges, such
-    /// as shards, whose sizes differ by little, in multiples of more.
+    /// Bytes are given out in multiples of this, so that freed places fit others; large ranges,
+    /// such as shards, whose sizes differ by little, in multiples of more.
     static constexpr std::int64_t unit = 64;
     static constexpr std::int64_t large = 8 << 20;
     static constexpr std::int64_t large_unit = 1 << 20;

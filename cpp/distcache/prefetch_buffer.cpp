@@ -187,7 +187,8 @@ void PrefetchBuffer::release(const std::vector<Entry*>& used) {
     }
 }
 
-// Let a reader use an entry, which it waits for if that is not held; null if nobody fetches any more.
+// Let a reader use an entry, which it waits for if that is not held; null if nobody fetches any
+// more.
 PrefetchBuffer::Entry* PrefetchBuffer::claim(const SourceRange& range, Waiter& waiter) {
     const auto [whole, packed] = sources_[static_cast<std::size_t>(range.source)];
     Entry* entry = whole > 0 ? find({range.source, 0, whole}) : nullptr;

@@ -1,7 +1,9 @@
-"""Shuffle a section by all ranks; none holds more than its slice.
+"""A large section, built by all ranks together; none holds more than its slice.
 
-A step of a shuffle draws a position and takes the value that an earlier step left there: such links
-are a forest of short chains, whose ends are the values (`shuffled_slice`).
+Every rank gets a slice of the shuffled document index, knows from the prefix sums of the lengths
+where its tokens start, and cuts and writes the samples that begin in them. A step of the shuffle
+draws a position and takes the value that an earlier step left there: such links are a forest of
+short chains, whose ends are the values (`shuffled_slice`).
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from numpy.typing import NDArray
 from distcache.builder.arrays import ArrayWriter
 from distcache.builder.entries import tokens_of
 from distcache.builder.job import Job
-from distcache.builder.shared_section import Shuffle, Steps
+from distcache.builder.section_slice import SectionSlice, joined_digests
 from distcache.builder.slices import draw_bounds, windows
 from distcache.kernels import NO_LINK, Mt19937, draws_within, entries_at, group_by_range, link_steps
-from distcache.plan.memory import CHUNK_BYTES, ENTRY_BYTES
-from distcache.plan.model import STRIPE
+from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES, ENTRY_BYTES
+from distcache.plan.model import STRIPE, SectionPlan
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
@@ -32,59 +34,54 @@ PIECE: Final = 1 << 22  # steps that a rank examines, or sends values of, at a t
 Numbers = NDArray[np.uint32]
 
 
-class LinkedShuffle(Shuffle):
-    """A shuffle by all ranks. Parts that are shuffled apart have less than 2^32 - 1 entries."""
+def build_linked(job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
+    """Build and write a section. Collective.
 
-    def __init__(self, job: Job, item: int, file: UnfinishedFile) -> None:
-        super().__init__(job, item, file)
-        self._generator = Mt19937(self._section.seed)
+    Parts that are shuffled apart have less than 2^32 - 1 entries.
 
-    def documents(self, bounds: Sequence[int]) -> tuple[list[int], Steps]:
-        """Shuffle the documents. Collective, as is each step."""
-        communicator, section = self._communicator, self._section
-        positions = self._shuffle(section.first_documents, section.documents, bounds)
-        entries = on_all_ranks(
-            communicator, partial(self._entries, positions), "looking up lengths"
-        )
-        tokens = communicator.allgather(tokens_of(entries), int, "sums of lengths")
-        first = bounds[communicator.rank]
-        slices = (step[communicator.rank] for step in windows(bounds, CHUNK))
-        steps = ((begin, entries[begin - first : end - first]) for begin, end in slices)
-        return [0, *itertools.accumulate(tokens[:-1])], steps
+    Parameters
+    ----------
+    job : Job
+        The build.
+    item : int
+        Index of the section into `Plan.items`.
+    file : UnfinishedFile
+        The unfinished cache.
 
-    def samples(self) -> bytes:
-        """Shuffle and write this rank's slice of the shuffle index. Collective."""
-        section, rank = self._section, self._communicator.rank
-        dtype: np.dtype[Any] = np.dtype(section.shuffle_type)
-        size, first = section.shuffled_samples, section.first_samples
-        bounds = slice_bounds(size, self._communicator.size, STRIPE // dtype.itemsize)
-        before, after = self._shuffle(first, size, bounds)
-        writer = ArrayWriter(self._file, self._place, dtype.itemsize * bounds[rank])
+    Returns
+    -------
+    dict of str to str
+        The digest of each array, on all ranks.
+    """
+    communicator, section = job.communicator, job.plan.sections[item]
+    generator = Mt19937(section.seed)
+    bounds = slice_bounds(section.documents, communicator.size, STRIPE // DOCUMENT_BYTES)
+    entries = _shuffled_entries(job, section, generator, bounds)
+    tokens = communicator.allgather(tokens_of(entries), int, "sums of lengths")
+    firsts = [0, *itertools.accumulate(tokens[:-1])]
+    part = SectionSlice(communicator, section, job.places(item), file, bounds, firsts)
+    first = bounds[communicator.rank]
+    for step in windows(bounds, CHUNK):
+        begin, end = step[communicator.rank]
+        some = entries[begin - first : end - first]
+        on_all_ranks(communicator, partial(part.feed, begin, some), "writing documents")
+    leaves = part.finish()
+    del entries, some  # with their memory, before the samples take theirs
+    leaves["shuffle_index"] = _write_samples(job, item, file, generator)
+    return joined_digests(communicator, leaves)
 
-        def write() -> None:
-            values = np.empty(len(before) + len(after), dtype)
-            values[: len(before)] = before
-            np.add(after, first, out=values[len(before) :], dtype=dtype, casting="unsafe")
-            writer.append(values)
 
-        on_all_ranks(self._communicator, write, "writing samples")
-        return writer.leaves().tobytes()
+def _shuffled_entries(
+    job: Job, section: SectionPlan, generator: Mt19937, bounds: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return the entries of this rank's slice of the document index. Collective."""
+    communicator = job.communicator
+    positions = _shuffle(
+        communicator, generator, section.first_documents, section.documents, bounds
+    )
 
-    def _shuffle(self, first: int, size: int, bounds: Sequence[int]) -> list[NDArray[np.uint32]]:
-        """Return this rank's slices of [0, first) and [first, size), both shuffled. Collective."""
-        return [
-            shuffled_slice(
-                self._communicator,
-                end - begin,
-                self._generator,
-                [min(max(bound, begin), end) - begin for bound in bounds],
-            )
-            for begin, end in ((0, first), (first, size))
-        ]
-
-    def _entries(self, positions: Sequence[NDArray[np.uint32]]) -> NDArray[np.int64]:
-        """Return the entries of this rank's slice of the document index."""
-        section, idx = self._section, self._job.idx(self._section)
+    def look_up() -> NDArray[np.int64]:
+        idx = job.idx(section)
         entries = np.empty(sum(map(len, positions)), np.int64)
         done = 0
         for part in positions:
@@ -93,6 +90,43 @@ class LinkedShuffle(Shuffle):
             done += len(part)
         idx.require_intact()
         return entries
+
+    return on_all_ranks(communicator, look_up, "looking up lengths")
+
+
+def _write_samples(job: Job, item: int, file: UnfinishedFile, generator: Mt19937) -> bytes:
+    """Shuffle and write this rank's slice of the shuffle index; return its leaves. Collective."""
+    communicator, section = job.communicator, job.plan.sections[item]
+    dtype: np.dtype[Any] = np.dtype(section.shuffle_type)
+    size, first = section.shuffled_samples, section.first_samples
+    bounds = slice_bounds(size, communicator.size, STRIPE // dtype.itemsize)
+    before, after = _shuffle(communicator, generator, first, size, bounds)
+    begin = dtype.itemsize * bounds[communicator.rank]
+    writer = ArrayWriter(file, job.places(item)["shuffle_index"], begin)
+
+    def write() -> None:
+        values = np.empty(len(before) + len(after), dtype)
+        values[: len(before)] = before
+        np.add(after, first, out=values[len(before) :], dtype=dtype, casting="unsafe")
+        writer.append(values)
+
+    on_all_ranks(communicator, write, "writing samples")
+    return writer.leaves().tobytes()
+
+
+def _shuffle(
+    communicator: Communicator, generator: Mt19937, first: int, size: int, bounds: Sequence[int]
+) -> list[Numbers]:
+    """Return this rank's slices of [0, first) and [first, size), both shuffled. Collective."""
+    return [
+        shuffled_slice(
+            communicator,
+            end - begin,
+            generator,
+            [min(max(bound, begin), end) - begin for bound in bounds],
+        )
+        for begin, end in ((0, first), (first, size))
+    ]
 
 
 class _Steps(NamedTuple):

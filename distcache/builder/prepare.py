@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from distcache.builder.finish import file_size, naming_text, table_places
+from distcache.builder.finish import file_size, table_places
 from distcache.cache import open_cache
 from distcache.cache.contents import read_contents
 from distcache.cache.corpus_places import Moves, moves_between
-from distcache.cache.digests import verify_cache
 from distcache.corpus import Corpus, CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import require_one_tokenizer, tokenizers_of
@@ -29,7 +27,6 @@ from distcache.ranks.agreement import on_rank_0, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
 from distcache.ranks.workspace import Workspace
-from distcache.storage.files import sync_directory
 from distcache.storage.space import require_space
 from distcache.storage.unfinished_file import UnfinishedFile
 
@@ -131,37 +128,6 @@ def is_finished(final: Path, key: str) -> bool:
             "what differs. Build under another --name, or move the file away"
         )
     return True
-
-
-def link_equal(final: Path, plan: Plan, threads: int) -> Path | None:
-    """Give an equal cache beside a name that is free this name too. Rank 0 only.
-
-    Every byte of it is verified first.
-
-    Returns
-    -------
-    Path or None
-        The cache that has the name too now; None if there is none, or no hard link can be made.
-    """
-    if os.path.lexists(final) or not final.parent.is_dir():
-        return None
-    for path in sorted(final.parent.glob("*.h5")):
-        try:
-            found = read_contents(path)
-            prefixes = [source.prefix for source in plan.sources]
-            naming = json.loads(naming_text(plan))
-            same = found.key == plan.key and list(found.prefixes) == prefixes
-            if path.is_symlink() or not same or found.naming != naming:
-                continue
-            verify_cache(found, threads)
-            os.link(path, final, follow_symlinks=False)
-        except (OSError, DistcacheError):
-            continue
-        if os.path.samestat(os.lstat(path), os.lstat(final)):
-            sync_directory(final.parent)
-            return path
-        final.unlink()  # a copy or a symbolic link, which some filesystems make
-    return None
 
 
 def moves_of(final: Path, prefixes: Sequence[str]) -> Moves:

@@ -20,7 +20,6 @@ from distcache.builder.prepare import (
     is_finished,
     journal_path,
     journals,
-    link_equal,
     make_plan_together,
     make_ready,
     moves_of,
@@ -28,7 +27,6 @@ from distcache.builder.prepare import (
 )
 from distcache.builder.readback import read_back, still_there
 from distcache.builder.work import build_items
-from distcache.cache.corpus_places import add_known_moves
 from distcache.cache.readiness import building_directory
 from distcache.corpus.examine import require_unchanged
 from distcache.corpus.fetched import fetched_indices
@@ -36,7 +34,6 @@ from distcache.errors import DistcacheError, KeyMismatch
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
 from distcache.plan.layout import make_layout
-from distcache.plan.model import Plan
 from distcache.plan.problems import plan_warnings
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.claim import claim
@@ -142,13 +139,6 @@ def _plan_job(
         dict[int, Adoptable],
         "opening caches to reuse",
     )
-
-    def link() -> str:
-        return str(link_equal(final, plan, options.threads) or "")
-
-    linked = on_rank_0(communicator, link, str, "looking for this cache")
-    if linked:
-        watch.note(f"{linked} is the same cache: {final} is another name of it now")
     return Job(communicator, options, plan, make_layout(plan.items), final, adopted, watch)
 
 
@@ -194,27 +184,16 @@ def _build(job: Job) -> BuildOutcome:
 
 
 def _existing(job: Job) -> BuildOutcome:
-    """Return the outcome of a finished cache, and note how its corpora are found."""
-    _note_moves(job.communicator, job.plan, job.final, job.watch)
+    """Return the outcome of a finished cache; say how corpora that have other paths are found."""
+    if job.communicator.rank == 0:
+        moves = moves_of(job.final, [source.prefix for source in job.plan.sources])
+        if moves:
+            pairs = ",".join(f"{old}={new}" for old, new in moves)
+            job.watch.note(
+                f"the cache was built where its corpora have other paths: readers find them by "
+                f"DISTCACHE_PREFIX={pairs}"
+            )
     return BuildOutcome(str(job.final), job.plan.key, reused=True)
-
-
-def _note_moves(communicator: Communicator, plan: Plan, final: Path, watch: Stopwatch) -> None:
-    """Say how the corpora of a finished cache are found, if it has other paths than the plan."""
-    if communicator.rank:
-        return
-    moves = moves_of(final, [source.prefix for source in plan.sources])
-    if moves:
-        pairs = ",".join(f"{old}={new}" for old, new in moves)
-        try:
-            add_known_moves(final, moves)
-            how = "by what is written beside it now"
-        except OSError:  # another user's
-            how = f"with DISTCACHE_PREFIX={pairs}, open(..., prefixes=...) or localize --prefix"
-        watch.note(
-            f"the cache was built where its corpora have other paths ({pairs}); readers that do "
-            f"not find them there do so {how}"
-        )
 
 
 class _Made(NamedTuple):
@@ -284,17 +263,17 @@ def _assign(job: Job) -> Assignment:
     return assign(
         job.plan.items,
         job.layout,
-        frozenset(unfinished),
         job.communicator.size,
         job.options.threads,
         job.options.memory_limit,
+        frozenset(unfinished),
         frozenset(unit for unit, items in unfinished.items() if items <= job.adopted.keys()),
     )
 
 
 def _own_bytes(job: Job, work: Assignment) -> float:
     """Return the bytes that this rank will write, for its progress."""
-    split = [job.layout.units[unit].items[0] for unit in (*work.split_sections, *work.sliced)]
+    split = [job.layout.units[unit].items[0] for unit in (*work.linked, *work.sliced)]
     own = [
         item
         for unit in work.local[job.communicator.rank]

@@ -72,28 +72,6 @@ def row_bounds(firsts: Sequence[int], section: SectionPlan) -> list[int]:
     return [0, *starts[1:], rows]
 
 
-def overlaps(bounds: Sequence[int], begin: int, end: int) -> list[tuple[int, int, int]]:
-    """Return which ranks take part of [begin, end), and which part.
-
-    Parameters
-    ----------
-    bounds : sequence of int, length ranks + 1
-        Rank r has [bounds[r], bounds[r + 1]).
-    begin, end : int
-        The range to distribute.
-
-    Returns
-    -------
-    list of (int, int, int)
-        Rank, begin and end of its part, which is not empty; ascending.
-    """
-    parts = (
-        (rank, max(first, begin), min(last, end))
-        for rank, (first, last) in enumerate(itertools.pairwise(bounds))
-    )
-    return [(rank, first, last) for rank, first, last in parts if first < last]
-
-
 def windows(bounds: Sequence[int], step: int) -> Iterator[list[tuple[int, int]]]:
     """Yield, step by step, the part of its slice that each rank takes.
 

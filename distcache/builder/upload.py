@@ -6,7 +6,7 @@ The cache is the last object, so that a reader who sees it finds its corpora. Th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +16,6 @@ from distcache.cache.contents import Contents, read_contents, read_version
 from distcache.cache.corpus_places import (
     beside,
     corpus_places,
-    moves_beside_object,
-    moves_path,
-    prefix_renamer,
-    spread_moves,
 )
 from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
@@ -30,7 +26,6 @@ from distcache.ranks.agreement import aborting_on_error, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress
 from distcache.ranks.sending import FileToSend, Sender, digest_of_place
-from distcache.storage.files import atomic_write
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import threads_for
 from distcache.storage.threads import map_in_threads
@@ -41,15 +36,6 @@ class UploadOptions(msgspec.Struct, frozen=True):
     """How to upload."""
 
     corpora: Annotated[bool, Option("Also upload the .idx, .bin and receipts, beside it.")] = False
-    spread: Annotated[
-        int,
-        Option(
-            "Prefixes over which the corpora are laid: S3 serves some 5,500 requests a second for "
-            "each.",
-            least=1,
-            most=65_536,
-        ),
-    ] = 1
     readback: Annotated[bool, Option("Read every byte back, and not only cache and .idx.")] = False
     threads: Annotated[
         int, Option("Large objects that a rank sends at a time; of small ones 16.", least=1)
@@ -126,12 +112,8 @@ def upload(
             communicator, Path(cache), progress, options.threads, readback=options.readback
         )
         progress.phase("uploading", sum(file.size for file in files))
-        try:
-            sent = sender.send(files[:-1])
-            sent += sender.send(files[-1:])
-        finally:
-            if communicator.rank == 0:
-                _forget_moves(files)
+        sent = sender.send(files[:-1])
+        sent += sender.send(files[-1:])
         progress.phase("reading back")
         on_rank_0(communicator, lambda: _read_back(target, options), None, "reading back")
         on_rank_0(communicator, sender.forget, None, "removing journals")
@@ -155,8 +137,6 @@ def _plan(
     ConfigError
         If a corpus has no `.bin`, or the target is no URL.
     """
-    if options.spread > 1 and not options.corpora:
-        raise ConfigError(f"--spread {options.spread}: lays corpora over prefixes; give --corpora")
     if is_url(cache) or not is_url(to):
         raise ConfigError(f"upload {cache} --out {to}: expected a path, and a URL as --out")
     target = f"{located(to)}/{os.path.basename(cache)}"
@@ -173,32 +153,12 @@ def _plan(
             "which nobody trains from the bucket"
         )
     elif local:
-        places = [beside(target, prefix, digest) for prefix, digest, _ in local]
-        known = moves_beside_object(target)  # of an upload before
-        moves = spread_moves(target, places, options.spread) if options.spread > 1 else known
-        if known not in ((), moves):
-            raise ConfigError(
-                f"{target}: its corpora are laid over other prefixes already; leave --spread out, "
-                "or upload to another directory"
-            )
-        rename = prefix_renamer(moves)
-        for place, (prefix, digest, entry) in zip(places, local, strict=True):
-            for file in _corpus_files(prefix, rename(place), digest, entry):
+        for prefix, digest, entry in local:
+            place = beside(target, prefix, digest)
+            for file in _corpus_files(prefix, place, digest, entry):
                 files[file.url] = file
-        if moves:
-            written = Path(cache).with_name(f".{target.rpartition('/')[2]}.spread-{options.spread}")
-            with atomic_write(written) as stream:
-                stream.write(msgspec.json.encode([moves]))
-            size = written.stat().st_size
-            files["moves"] = FileToSend(str(written), moves_path(target), size)
     cache_file = FileToSend(cache, target, contents.header.file_size)
     return [*files.values(), cache_file], contents.key
-
-
-def _forget_moves(files: Sequence[FileToSend]) -> None:
-    for file in files:
-        if file.url == moves_path(files[-1].url):
-            Path(file.path).unlink(missing_ok=True)
 
 
 def _corpus_files(prefix: str, to: str, digest: str, entry: Any) -> Iterator[FileToSend]:
@@ -235,7 +195,6 @@ def _read_back(target: str, options: UploadOptions) -> None:
 
 
 def _read_indices_back(contents: Contents, target: str, threads: int) -> None:
-    contents.moves = moves_beside_object(target)
     digests = contents.table("sources")["idx_digest"].tolist()
     places = zip(contents.prefixes, corpus_places(contents), digests, strict=True)
     wanted = {

@@ -11,11 +11,9 @@ import numpy as np
 
 from distcache.builder.adopt import adopt
 from distcache.builder.blends import SplitBlend, build_blend
-from distcache.builder.halves import HalvedShuffle
 from distcache.builder.job import Digests, Job, Record
-from distcache.builder.links import LinkedShuffle
+from distcache.builder.links import build_linked
 from distcache.builder.packed import build_packed_together
-from distcache.builder.shared_section import build_together
 from distcache.builder.small_sections import build_run, runs_of
 from distcache.errors import BuildInterrupted
 from distcache.extras import imported
@@ -55,8 +53,7 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
         communicator, lambda: UnfinishedFile(job.data), "opening the unfinished file"
     ) as file:
         shared: list[tuple[int, BuildTogether]] = [
-            *((unit, partial(build_together, kind=HalvedShuffle)) for unit in assignment.halved),
-            *((unit, partial(build_together, kind=LinkedShuffle)) for unit in assignment.linked),
+            *((unit, build_linked) for unit in assignment.linked),
             *((unit, _build_slices) for unit in assignment.sliced),
         ]
         for unit, build in shared:

@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
-import msgspec
 import xxhash
-from numpy.typing import NDArray
 
-from distcache.corpus import idx_path
-from distcache.errors import AccessDenied, CacheCorrupt, ConfigError, ObjectMissing
-from distcache.storage.files import atomic_write, read_file
-from distcache.storage.place import open_place, read_all, version_at
+from distcache.cache.contents import Contents
+from distcache.errors import ConfigError
 from distcache.storage.url import is_url, located, located_in
 
-LONGEST: Final = 64 << 20  # bytes of the moves beside a cache
 PREFIX_VARIABLE: Final = "DISTCACHE_PREFIX"
 Moves = tuple[tuple[str, str], ...]
 """Pairs of from and to: where directories of corpora were when a cache was built, and are now."""
 
 DIRECTORY: Final = "corpora"  # beside a cache in a bucket
-
-
-class HasCorpora(Protocol):
-    """What says where corpora are."""
-
-    @property
-    def path(self) -> Path | str:
-        """Where it is itself."""
-        ...
-
-    @property
-    def prefixes(self) -> list[str]:
-        """Path prefix of each corpus, at the time of the build."""
-        ...
-
-    @property
-    def moves(self) -> Moves:
-        """Directories of corpora, at the time of the build and now."""
-        ...
-
-    def table(self, name: str) -> NDArray[Any]:
-        """Return a table, of which ``sources`` has a digest of each corpus."""
-        ...
 
 
 def corpus_stem(prefix: str, idx_digest: str, own: str = "") -> str:
@@ -73,28 +44,7 @@ def beside(cache: str, prefix: str, idx_digest: str) -> str:
     return f"{cache.rpartition('/')[0]}/{DIRECTORY}/{corpus_stem(prefix, idx_digest)}"
 
 
-def spread_moves(cache: str, places: Iterable[str], count: int) -> Moves:
-    """Return the moves that lay corpora beside a cache in a bucket over prefixes of their own.
-
-    Parameters
-    ----------
-    cache : str
-        URL of the cache.
-    places : iterable of str
-        Places of the corpora, from `beside`.
-    count : int
-        Number of prefixes.
-    """
-    directory = f"{cache.rpartition('/')[0]}/{DIRECTORY}"
-    found = []
-    for place in places:
-        stem = place.rpartition("/")[2]
-        number = xxhash.xxh3_64_intdigest(stem.encode("utf-8", "surrogateescape")) % count
-        found.append((place, f"{directory}/{number:04x}/{stem}"))
-    return tuple(found)
-
-
-def corpus_places(contents: HasCorpora) -> list[str]:
+def corpus_places(contents: Contents) -> list[str]:
     """Return the prefixes of a cache's corpora, where they are now: absolute paths, or URLs.
 
     A cache in a bucket does not look for the paths of the machine that it was built on: what were
@@ -197,92 +147,3 @@ def located_moved(directory: str, prefix: str, moves: Moves) -> str:
     """Return where a corpus is now, whose prefix is relative to a directory, or a URL."""
     rename = prefix_renamer(moves)
     return rename(located_in(directory, rename(prefix)))
-
-
-def add_known_moves(cache: str | Path, moves: Moves) -> None:
-    """Write beside a cache by which moves its corpora are found elsewhere; those before are kept.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    """
-    known = _known_moves(cache)
-    if moves not in known:
-        with atomic_write(moves_path(cache)) as stream:
-            stream.write(msgspec.json.encode([*known, moves]))
-
-
-def find_moves(cache: str | Path, prefixes: Sequence[str], directory: str) -> Moves:
-    """Return the moves, of those written beside a cache, by which its first path is found.
-
-    Parameters
-    ----------
-    cache : path
-        Path of the cache.
-    prefixes : sequence of str
-        Prefixes of its corpora, as the cache has them.
-    directory : str
-        Directory to which they are relative.
-
-    Returns
-    -------
-    tuple of (str, str)
-        Empty if the corpus is where the cache says, or is nowhere; of a cache in a bucket, what is
-        written beside it.
-    """
-    prefix = next((prefix for prefix in prefixes if not is_url(prefix)), None)
-    if prefix is None:
-        return ()
-    if is_url(cache):
-        return moves_beside_object(str(cache))
-    if os.path.lexists(idx_path(located_in(directory, prefix))):
-        return ()
-    return next(
-        (
-            moves
-            for moves in _known_moves(cache)
-            if os.path.lexists(idx_path(located_moved(directory, prefix, moves)))
-        ),
-        (),
-    )
-
-
-def moves_beside_object(cache: str) -> Moves:
-    """Return the moves beside a cache in a bucket: those of `distcache upload --spread`, or none.
-
-    Raises
-    ------
-    CacheCorrupt
-        If what is there says something else.
-    StorageError
-        If the store does not answer.
-    """
-    url = moves_path(cache)
-    try:
-        version = version_at(url)
-        with open_place(url, version) as place:
-            content = read_all(place, 0, min(version.size, LONGEST))
-    except (ObjectMissing, AccessDenied):  # which says that of all that does not exist
-        return ()
-    try:
-        found = next(iter(msgspec.json.decode(content, type=list[Moves])), ())
-        if any("\0" in word for pair in found for word in pair):
-            raise ValueError("a path has a NUL")
-        return found
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise CacheCorrupt(f"{url}: does not say where corpora are: {error}") from error
-
-
-def moves_path(cache: str | Path) -> str:
-    """Return where the moves beside a cache are."""
-    return f"{cache}.places.json"
-
-
-def _known_moves(cache: str | Path) -> list[Moves]:
-    """Return the moves beside a cache; of a link, also those beside what it leads to."""
-    for path in dict.fromkeys((str(cache), os.path.realpath(cache))):
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            content = read_file(moves_path(path), LONGEST, follow=False)
-            return msgspec.json.decode(content, type=list[Moves])
-    return []

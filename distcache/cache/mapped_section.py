@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.split_members import SplitArrays
+from distcache.cache.contents import Cache
 from distcache.corpus import Idx, open_idx
 from distcache.errors import CorpusError
 from distcache.kernels import Section
 
 
-def open_own_idx(cache: SplitArrays, source: int, prefix: str) -> Idx:
+def open_own_idx(cache: Cache, source: int, prefix: str) -> Idx:
     """Map the index of a corpus of a cache.
 
     Parameters
     ----------
-    cache : SplitArrays
+    cache : Cache
         The open cache.
     source : int
         Row of the table of sources.
@@ -41,13 +41,13 @@ def open_own_idx(cache: SplitArrays, source: int, prefix: str) -> Idx:
 
 
 def map_section(
-    cache: SplitArrays, row: int, idx: Idx, shards: NDArray[np.int64] | None = None
+    cache: Cache, row: int, idx: Idx, shards: NDArray[np.int64] | None = None
 ) -> Section:
     """Map the arrays of a section; those that a section of rows lacks are empty.
 
     Parameters
     ----------
-    cache : SplitArrays
+    cache : Cache
         The open cache.
     row : int
         Row of the table of sections.

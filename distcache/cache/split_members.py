@@ -2,86 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.contents import ArrayView
+from distcache.cache.contents import Cache
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.plan.orders import ORDERS
 
 
-def dataset_count(cache: SplitArrays, split: str) -> int:
+def dataset_count(cache: Cache, split: str) -> int:
     """Return how many datasets a split has: one, or one for each validation set, or none."""
     members = cache.table("members")
     blends = members["blend"][members["split"] == split.encode("ascii", "replace")]
     return int(np.count_nonzero(blends < 0)) or int(blends.size > 0)
-
-
-class SplitArrays(Protocol):
-    """What is read of a cache to know its samples; Megatron's own files have it, too."""
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """Its identity."""
-        ...
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What it was built from."""
-        ...
-
-    @property
-    def prefixes(self) -> list[str]:
-        """Path prefix of each corpus."""
-        ...
-
-    @property
-    def splits(self) -> list[str]:
-        """The splits that have samples."""
-        ...
-
-    @property
-    def sequence_length(self) -> int:
-        """Tokens of a sample, without the extra one."""
-        ...
-
-    @property
-    def add_extra_token(self) -> bool:
-        """Whether samples overlap by one token."""
-        ...
-
-    @property
-    def moves(self) -> tuple[tuple[str, str], ...]:
-        """Directories of corpora, at the time of the build and now."""
-        ...
-
-    def table(self, name: str) -> NDArray[Any]:
-        """Return a table."""
-        ...
-
-    def columns_of(self, source: int) -> bytes:
-        """Return the columns of a corpus of rows."""
-        ...
-
-    def arrays(self, table: str, row: int) -> dict[str, ArrayView]:
-        """Return the arrays of a section or blend."""
-        ...
-
-    def read(self, view: ArrayView) -> NDArray[Any]:
-        """Return an array, which is not copied."""
-        ...
-
-    def require_intact(self) -> None:
-        """Refuse a file of which parts could not be read."""
-        ...
 
 
 class SplitMembers:
@@ -89,7 +24,7 @@ class SplitMembers:
 
     Parameters
     ----------
-    cache : SplitArrays
+    cache : Cache
         The open cache.
     split : str
         "train", "valid" or "test".
@@ -113,7 +48,7 @@ class SplitMembers:
         If the split, or a dataset of this number, does not exist.
     """
 
-    def __init__(self, cache: SplitArrays, split: str, number: int = 0) -> None:
+    def __init__(self, cache: Cache, split: str, number: int = 0) -> None:
         members = cache.table("members")
         members = members[members["split"] == split.encode("ascii", "replace")]
         alone = members[members["blend"] < 0]
@@ -178,7 +113,7 @@ class SplitMembers:
         return self.pairs[number]
 
 
-def _size_alone(cache: SplitArrays, member: Any) -> int:
+def _size_alone(cache: Cache, member: Any) -> int:
     """Return the samples of a section that is a dataset by itself."""
     section = cache.table("sections")[int(member["section"])]
     size, requested = int(section["samples"]), int(member["requested"])

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from distcache.builder.calibration import calibrate
 from distcache.builder.configuration import complete, load_config
 from distcache.builder.finish import file_size, table_places
 from distcache.builder.job import BuildOptions, MemoryLimit
@@ -30,10 +29,9 @@ from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json, print_result, print_table
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
-from distcache.ledger.report_document import Report
 from distcache.megatron.command_line import is_command
 from distcache.megatron.options import config_from_options
-from distcache.plan.assignment import assign_all, estimate
+from distcache.plan.assignment import assign, estimate
 from distcache.plan.bucket_needs import (
     BucketNeeds,
     BucketOptions,
@@ -41,7 +39,6 @@ from distcache.plan.bucket_needs import (
     prefix_warnings,
 )
 from distcache.plan.config import Config
-from distcache.plan.costs import REFERENCE
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
 from distcache.plan.packing import packing_facts
@@ -103,29 +100,14 @@ def plan_command(
     nodes: Annotated[int, typer.Option(min=1, max=65_536, help="Nodes of the ranks.")] = 1,
     threads: ThreadsOption = 0,
     memory_limit: MemoryLimit = None,
-    calibrate_in: Annotated[
-        Path | None,
-        typer.Option(
-            "--calibrate",
-            metavar="DIR",
-            help="Measure this machine and a directory of caches, and estimate by them.",
-        ),
-    ] = None,
     *,
     training: BucketOptions,
-    report: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.html", callback=path_only, help="Write what training would see as a page."
-        ),
-    ] = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a build would make and need: samples, epochs, bytes, time; and all problems.
 
-    For corpora in a bucket it also shows requests, GB and money of training, and the best way to
-    read.
+    For corpora in a bucket it also shows requests and bytes of training, and the best way to read.
 
     Examples
     --------
@@ -137,49 +119,28 @@ def plan_command(
         distcache plan --megatron 0.19 -- torchrun --nproc-per-node 8 pretrain_gpt.py ...
 
         distcache plan blend.yaml --bucket --training-nodes 16 --node-disk 2T
-
-        distcache plan blend.yaml --report plan.html
-
-        distcache plan blend.yaml --ranks 32 --nodes 4 --calibrate /shared/caches
     """
     settings = read_config(config, context)
     threads = threads or threads_of(usable_cores(), ranks)
     communicator, silent = SerialCommunicator(), NullProgress()
     with fetched_indices(communicator, settings.prefixes(), silent):
         plan = make_plan_together(communicator, settings, threads, silent)
-        found = None if report is None else _write_report(plan, report)
     layout = make_layout(plan.items)
-    work = assign_all(plan.items, layout, ranks, threads, memory_limit)
+    work = assign(plan.items, layout, ranks, threads, memory_limit)
     document = plan_document(plan, layout)
     document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
-    ranks_per_node = -(-ranks // nodes)
-    costs = REFERENCE
-    if calibrate_in is not None:
-        costs = calibrate(calibrate_in, min(ranks_per_node * work.threads, usable_cores()))
-        document["costs"] = costs
-    document["estimate"] = estimate(plan, layout, work, ranks_per_node, costs)
-    shared = sorted(layout.units[unit].items[0] for unit in work.split_sections + work.sliced)
+    document["estimate"] = estimate(plan, layout, work, -(-ranks // nodes))
+    shared = sorted(layout.units[unit].items[0] for unit in work.linked + work.sliced)
     sections = len(plan.sections)
     document["split_sections"] = [item for item in shared if item < sections]
     document["split_blends"] = [item - sections for item in shared if item >= sections]
     document["shards"] = shard_needs(plan)
     needs = document["buckets"] = bucket_needs(plan, training)
     document["warnings"] = plan_warnings(settings, plan) + prefix_warnings(needs)
-    document |= {} if found is None else {"report": found}
     if as_json:
         print_json(document)
     else:
         _show_plan(document, verbose=verbose)
-
-
-def _write_report(plan: Plan, path: str) -> Report:
-    """Write what training would see as a page, and return it."""
-    from distcache.cli.report import write_page  # noqa: PLC0415  most plans need none
-    from distcache.ledger.plan_report import report_of_plan  # noqa: PLC0415
-
-    found = report_of_plan(plan)
-    write_page(path, found)
-    return found
 
 
 def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
@@ -346,8 +307,7 @@ def _show_estimate(document: dict[str, Any]) -> None:
         typer.echo(f"node     {unpacked}: {needs.compressed:,} shards are compressed")
         typer.echo(f"files    {needs.files_per_sample:.1f} for each sample of these corpora")
     typer.echo(f"memory   {size_text(predicted.memory)} per rank at most: {who}")
-    basis = "as measured here" if "costs" in document else "if the filesystem is not the limit"
-    typer.echo(f"time     about {predicted.seconds:.1f} s, {basis}")
+    typer.echo(f"time     about {predicted.seconds:.1f} s, if the filesystem is not the limit")
     typer.echo(f"slurm    --time={predicted.minutes} --mem={predicted.memory_gib}G")
 
 
@@ -359,13 +319,12 @@ def _show_buckets(needs: BucketNeeds) -> None:
     )
     print_table(
         "Training from a bucket, all nodes",
-        ["way", "requests", "bytes", "dollars", "disk of a node", "fits"],
+        ["way", "requests", "bytes", "disk of a node", "fits"],
         [
             [
                 way.way,
                 f"{way.requests:,}",
                 size_text(way.nbytes),
-                f"{way.dollars:,.2f}",
                 size_text(way.node_disk),
                 "yes" if way.fits else "no",
             ]

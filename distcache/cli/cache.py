@@ -20,7 +20,7 @@ from distcache.builder.build_record import (
 )
 from distcache.builder.configuration import complete, load_config, naming_from
 from distcache.cache.contents import Cache, Contents, open_cache, read_contents, read_version
-from distcache.cache.corpus_places import corpus_places, find_moves, moves_from, prefix_renamer
+from distcache.cache.corpus_places import corpus_places, moves_from, prefix_renamer
 from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
 from distcache.cli.common import (
@@ -46,7 +46,7 @@ from distcache.plan.identity import identity_of
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.storage.units import counted, size_text
-from distcache.storage.url import is_url, path_only, require_file
+from distcache.storage.url import path_only, require_file
 
 CacheArgument = Annotated[str, typer.Argument(help="A cache: a file, or s3://bucket/name.h5.")]
 
@@ -161,8 +161,6 @@ def verify_command(
     """
     opened, version = read_version(cache)
     opened.moves = moves_from(prefix or [], os.environ)
-    if is_url(cache) or not opened.moves:
-        opened.moves += find_moves(cache, opened.prefixes, str(Path.cwd()))
     verify_cache(opened, threads, version)
     compared = _verify_corpora(opened, threads, tokens=tokens) if corpora or tokens else 0
     nbytes = opened.header.file_size

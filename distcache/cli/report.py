@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from distcache.cache.corpus_places import moves_from
@@ -43,9 +42,6 @@ def report_command(
     global_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples of a step, to compare steps.")
     ] = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="CACHE", help="Another cache, whose numbers stand beside.")
-    ] = None,
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="FILE.html", callback=path_only, help="Write a page."),
@@ -64,27 +60,27 @@ def report_command(
         distcache report pretrain.h5 -o report.html
 
         distcache report pretrain.h5 --window 1000steps --global-batch-size 1024 --json
-
-        distcache report pretrain.h5 --against pretrain-2.h5 -o both.html
     """
     prefixes = dict(moves_from(prefix or [], os.environ))
     size = _window(window, global_batch_size)
-    reports = []
     with make_progress(log_format) as progress:
-        for path in filter(None, (cache, against)):
-            opened = trace(path, split, dataset=dataset, prefixes=prefixes)
-            progress.phase(f"summing up {path}", samples or len(opened))
-            reports.append(
-                make_report(
-                    opened,
-                    samples=samples,
-                    window=size,
-                    batch=global_batch_size,
-                    threads=threads or threads_of(usable_cores(), 1),
-                    advance=progress.advance,
-                )
-            )
-    show_reports(reports, out, as_json=as_json)
+        opened = trace(cache, split, dataset=dataset, prefixes=prefixes)
+        progress.phase(f"summing up {cache}", samples or len(opened))
+        report = make_report(
+            opened,
+            samples=samples,
+            window=size,
+            batch=global_batch_size,
+            threads=threads or threads_of(usable_cores(), 1),
+            advance=progress.advance,
+        )
+    if out is not None:
+        with no_space_as_error(out), atomic_write(Path(out)) as stream:
+            stream.write(page_of(report).encode())
+    if as_json:
+        print_json(report)
+    else:
+        _show(report, out)
 
 
 def _window(text: str | None, batch: int | None) -> int | None:
@@ -99,43 +95,22 @@ def _window(text: str | None, batch: int | None) -> int | None:
     return int(found[1]) * (batch or 1 if found[2] == "steps" else 1)
 
 
-def write_page(path: str, report: Report, against: Report | None = None) -> None:
-    """Write a report as a page."""
-    page = page_of(report, against).encode()
-    with no_space_as_error(path), atomic_write(Path(path)) as stream:
-        stream.write(page)
-
-
-def show_reports(reports: list[Report], out: str | None, *, as_json: bool) -> None:
-    """Write one or two reports: as JSON, a page, or a table."""
-    report, against = reports[0], reports[1] if len(reports) > 1 else None
-    if out is not None:
-        write_page(out, report, against)
-    if as_json:
-        document = msgspec.to_builtins(report)
-        print_json(document | ({} if against is None else {"against": against}))
-        return
-    others = {one.corpus: one for one in against.corpora} if against else {}
-    more = ["share of the other", "epochs of the other"] if against else []
-    rows = []
-    for one in report.corpora:
-        other = others.get(one.corpus)
-        row = [
-            one.corpus,
-            "" if one.weight is None else f"{one.weight:.3%}",
-            f"{one.share:.3%}",
-            one.tokens,
-            f"{one.epochs:,.3f}",
-            "" if one.tokens_never is None else f"{one.tokens_never / max(one.tokens, 1):.2%}",
-        ]
-        if against:
-            row += [f"{other.share:.3%}", f"{other.epochs:,.3f}"] if other else ["", ""]
-        rows.append(row)
+def _show(report: Report, out: str | None) -> None:
     print_table(
-        f"{report.cache or 'plan'}: {report.split}, {report.samples:,} samples of "
+        f"{report.cache}: {report.split}, {report.samples:,} samples of "
         f"{report.sequence_length:,} tokens",
-        ["corpus", "weight", "share", "tokens", "epochs", "never seen", *more],
-        rows,
+        ["corpus", "weight", "share", "tokens", "epochs", "never seen"],
+        [
+            [
+                one.corpus,
+                "" if one.weight is None else f"{one.weight:.3%}",
+                f"{one.share:.3%}",
+                one.tokens,
+                f"{one.epochs:,.3f}",
+                f"{one.tokens_never / max(one.tokens, 1):.2%}",
+            ]
+            for one in report.corpora
+        ],
     )
     for warning in report.warnings:
         typer.echo(f"{warning.kind}: {warning.message}")

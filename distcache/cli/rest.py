@@ -22,7 +22,7 @@ from distcache.cli.show import make_progress, print_json, print_table
 from distcache.errors import ConfigError
 from distcache.ledger.rest import Rest, RestOptions, Trained, write_rest
 from distcache.ledger.steps import Sampling
-from distcache.ledger.traced_split import TracedSplit, open_for_trace
+from distcache.ledger.trace import trace
 from distcache.megatron.run_options import run_of_command
 from distcache.ranks.cores import threads_of, usable_cores
 from distcache.storage.url import path_only
@@ -80,9 +80,7 @@ def rest_command(
     """
     prefixes = dict(moves_from(prefix or [], os.environ))
     caches = [(cache, samples), *map(_pair, also or [])]
-    trained = [
-        Trained(TracedSplit(open_for_trace(path, prefixes)), count) for path, count in caches
-    ]
+    trained = [Trained(trace(path, prefixes=prefixes), count) for path, count in caches]
     sampling, batch = Sampling(), None
     if context.args:
         length = trained[0].split.cache.sequence_length

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
@@ -20,28 +21,29 @@ from distcache.cli.cache import CacheArgument
 from distcache.cli.common import JsonOption, LogOption, PrefixOption, option_names
 from distcache.cli.show import LogFormat, make_progress, print_json, print_table
 from distcache.errors import ConfigError
-from distcache.ledger.asked_run import runs_of, steps_between
-from distcache.ledger.cache_difference import difference
+from distcache.ledger.jobs_of_run import require_steps, runs_of
+from distcache.ledger.sample_text import texts_of
 from distcache.ledger.trace import Trace, trace
-from distcache.ledger.trace_json import by_step, samples_with_text, write_json
 from distcache.ledger.trace_table import (
-    Columns,
-    Words,
+    Column,
     columns_of,
     documents_in,
+    rows_of,
     write_documents,
     write_parquet,
 )
-from distcache.ledger.traced_run import DealtSamples
+from distcache.ledger.traced_run import DealtSamples, TracedRun
 from distcache.ledger.wanted import wanted_sequences
 from distcache.megatron.run_options import run_of_command
 from distcache.megatron.training_log import LoggedJob, parse_log
-from distcache.ranks.progress import Progress
 from distcache.storage.units import counted
 from distcache.storage.url import path_only
 
+Traced = tuple[Trace, Iterator[DealtSamples]]
+"""A split, and samples of it that are asked for."""
+
 RANGE: Final = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
-MOST_SHOWN: Final = 32  # samples, on a terminal
+MAX_SHOWN: Final = 32  # samples, on a terminal
 SHOWN: Final = (
     "split",
     "step",
@@ -79,10 +81,6 @@ def trace_command(
             "lines, as 12,40-59 or all, CORPUS:FILE.npy, or a file with such lines; may be "
             "repeated.",
         ),
-    ] = None,
-    diff: Annotated[
-        str | None,
-        typer.Option(metavar="CACHE", help="Compare the samples with those of another cache."),
     ] = None,
     log: Annotated[
         list[Path] | None,
@@ -134,73 +132,53 @@ def trace_command(
         distcache trace pretrain.h5 --find corpora/web:123,456 --log train.log
 
         distcache trace pretrain.h5 --steps 1:20001 --global-batch-size 1024 -o steps.parquet
-
-        distcache trace pretrain.h5 --diff pretrain-2.h5
     """
-    asked = [steps is not None, positions is not None, bool(find), diff is not None]
-    if sum(asked) != 1:
-        raise ConfigError("give one of --steps, --positions, --find and --diff")
-    _require_together(out, diff, text)
+    if sum([steps is not None, positions is not None, bool(find)]) != 1:
+        raise ConfigError("give one of --steps, --positions and --find")
+    if out is not None and not out.endswith((".parquet", ".npy")):
+        raise ConfigError(f"--out {out}: expected a name that ends in .parquet or .npy")
+    if out is not None and text:
+        raise ConfigError("--out: a table has no text; leave --text out")
     prefixes = dict(moves_from(prefix or [], os.environ))
     opened = trace(cache, split or "train", dataset=dataset, prefixes=prefixes)
-    if diff is not None:
-        other = trace(diff, split or "train", dataset=dataset, prefixes=prefixes)
-        _show_difference(opened, other, as_json=as_json, log_format=log_format)
-        return
-    question = _Question(cache, opened, split, steps, positions, find or [], prefixes)
-    answer = _answer(question, log or [], context, begin_at)
-    if out is not None:
-        written = _write(out, answer, bool(find), sources=sources, log_format=log_format)
-        _say_written(written, as_json=as_json)
+    last = None if steps is None else _range("--steps", steps)[1]
+    runs, notes = _runs(opened, log or [], context, last, begin_at)
+    wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]] = []
+    if positions is not None:
+        own = range(*_range("--positions", positions))
+        if own.stop > len(opened):
+            raise ConfigError(f"--positions {positions}: the split has {len(opened)}, from 0 on")
+        traced = [(opened, runs[0].of_positions(own))]
+    elif steps is not None:
+        first, last = _range("--steps", steps)
+        notes += require_steps(runs, first, last)
+        traced = [
+            (opened, run.of_steps(run.steps.between(first, last)))
+            for run in runs
+            if run.steps is not None
+        ]
     else:
-        samples = _samples(answer, bool(find), sources=sources, text=text, tokenizer=tokenizer)
-        if as_json:
-            head = {"cache": cache, "key": opened.cache.key, "split": split or "train"}
-            name, entries = ("steps", by_step(samples)) if steps else ("samples", samples)
-            write_json(sys.stdout.write, head, name, entries, answer.all_notes)
-        else:
-            _print_samples(samples)
-    for note in answer.all_notes():
+        traced = []
+        for each in [opened] if split else _all_splits(cache, opened, prefixes):
+            sequences, more = wanted_sequences(each, find or [])
+            notes += more
+            wanted.append((each, sequences))
+            own_runs = runs if each is opened else runs_of(each)[0]
+            traced += [(each, run.find(sequences)) for run in own_runs]
+    if out is not None:
+        _write(out, traced, wanted, sources=sources, as_json=as_json, log_format=log_format)
+    else:
+        rows = _rows(traced, sources=sources, text=text, tokenizer=tokenizer)
+        (_print_lines if as_json else _print_table)(rows)
+    of_sources = (note for each, _ in traced for note in each.notes)
+    for note in dict.fromkeys([*notes, *of_sources]):
         typer.echo(f"note: {note}", err=True)
 
 
-class _Question(NamedTuple):
-    """What is asked of a cache."""
-
-    cache: str
-    opened: Trace
-    split: str | None
-    steps: str | None
-    positions: str | None
-    find: list[str]
-    prefixes: dict[str, str]
-
-
-class _Traced(NamedTuple):
-    """Samples that are asked for, and their split."""
-
-    trace: Trace
-    found: Iterator[DealtSamples]
-
-
-class _Answer(NamedTuple):
-    """Samples of splits and jobs; and the sequences that were searched for."""
-
-    traced: list[_Traced]
-    wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]]
-    notes: list[str]
-
-    def all_notes(self) -> list[str]:
-        """Return what is not known, each once."""
-        of_sources = (note for one in self.traced for note in one.trace.notes)
-        return list(dict.fromkeys([*self.notes, *of_sources]))
-
-
-def _answer(
-    question: _Question, logs: Sequence[Path], context: typer.Context, begin_at: int
-) -> _Answer:
-    """Find out which samples are asked for."""
-    opened, steps = question.opened, question.steps
+def _runs(
+    opened: Trace, logs: Sequence[Path], context: typer.Context, last: int | None, begin_at: int
+) -> tuple[list[TracedRun], list[str]]:
+    """Return the jobs of the run that logs or options describe, and what is not known of it."""
     jobs = list(itertools.chain.from_iterable(map(_read_log, logs)))
     if logs and not jobs:
         raise ConfigError(f"{logs[0]}: has no line of an iteration, as Megatron writes them")
@@ -208,122 +186,78 @@ def _answer(
     if context.args:
         length = opened.cache.sequence_length
         options = run_of_command(context.args, length, option_names(context))
-    last = None if steps is None else _range("--steps", steps)[1]
-    runs, notes = runs_of(opened, jobs, options, last=last, begin_at=begin_at)
-    if question.positions is not None:
-        begin, end = _range("--positions", question.positions)
-        if end > len(opened):
-            raise ConfigError(
-                f"--positions {question.positions}: the split has {len(opened)}, from 0 on"
-            )
-        return _Answer([_Traced(opened, runs[0].run.of_positions(range(begin, end)))], [], notes)
-    if steps is not None:
-        runs, more = steps_between(runs, *_range("--steps", steps))
-        traced = [_Traced(opened, run.of_steps(own)) for run, own in runs if own is not None]
-        return _Answer(traced, [], notes + more)
-    answer = _Answer([], [], notes)
-    for each in [opened] if question.split else _all_splits(question):
-        sequences, more = wanted_sequences(each, question.find)
-        answer.notes.extend(more)
-        answer.wanted.append((each, sequences))
-        own_runs = runs if each is opened else runs_of(each)[0]
-        answer.traced.extend(_Traced(each, run.find(sequences, own)) for run, own in own_runs)
-    return answer
+    return runs_of(opened, jobs, options, last=last, begin_at=begin_at)
 
 
-def _require_together(out: str | None, diff: str | None, text: int) -> None:
-    """Refuse options that say nothing together."""
-    if out is not None and not out.endswith((".parquet", ".npy")):
-        raise ConfigError(f"--out {out}: expected a name that ends in .parquet or .npy")
-    if out is not None and (diff is not None or text):
-        raise ConfigError("--out: tables have neither differences nor text; leave it out")
-
-
-def _all_splits(question: _Question) -> list[Trace]:
-    """Return all splits of a cache, and all validation sets, the one that is open first."""
-    cache = question.opened.cache
-    others = [
-        (split, number)
-        for split in cache.splits
-        for number in range(dataset_count(cache, split) or 1)  # Megatron's own files say no more
-        if (split, number) != ("train", 0)
-    ]
-    return [
-        question.opened,
-        *(trace(question.cache, s, dataset=n, prefixes=question.prefixes) for s, n in others),
-    ]
+def _all_splits(cache: str, opened: Trace, prefixes: dict[str, str]) -> Iterator[Trace]:
+    """Yield all splits of a cache, and all validation sets, the one that is open first."""
+    yield opened
+    for split in opened.cache.splits:
+        for number in range(
+            dataset_count(opened.cache, split) or 1
+        ):  # Megatron's files say no more
+            if (split, number) != ("train", 0):
+                yield trace(cache, split, dataset=number, prefixes=prefixes)
 
 
 def _write(
-    out: str, answer: _Answer, with_split: bool, *, sources: bool, log_format: LogFormat
-) -> dict[str, int]:
-    """Write a table, or documents; return the rows of each file."""
-    if out.endswith(".npy"):
-        return write_documents(out, _documents(answer), answer.traced[0].trace)
-    with make_progress(log_format) as progress:
-        progress.phase("tracing samples")
-        return {out: write_parquet(out, _columns(answer, with_split, sources, progress))}
-
-
-def _documents(answer: _Answer) -> dict[int, NDArray[np.int64]]:
-    """Return the documents that were searched for, or those that samples have."""
-    if not answer.wanted:
-        found = (one.found for one in answer.traced)
-        return documents_in(itertools.chain.from_iterable(found), answer.traced[0].trace)
-    parts: dict[int, list[NDArray[np.int64]]] = {}
-    for each, sequences in answer.wanted:
-        for corpus, own in sequences.items():
-            parts.setdefault(corpus, []).append(each.documents(corpus, own))
-    documents = {corpus: np.unique(np.concatenate(own)) for corpus, own in parts.items()}
-    return {corpus: own for corpus, own in documents.items() if len(own)}
-
-
-def _columns(
-    answer: _Answer, with_split: bool, sources: bool, progress: Progress
-) -> Iterator[Columns]:
-    """Yield the columns of samples; where there are none, those of no sample."""
-    anything = False
-    traced = answer.traced
-    for one in traced:
-        for some in one.found:
-            anything = True
-            columns = columns_of(some, one.trace, sources=sources)
-            if with_split:
-                codes = np.zeros(len(some.traced.sequences), np.int32)
-                columns = {"split": Words(codes, [one.trace.split.split]), **columns}
-            yield columns
-            progress.advance(len(some.traced.positions))
-    if not anything:
-        empty = traced[0].trace.samples([])
-        yield columns_of(
-            DealtSamples(empty, None, np.empty(0, np.int64), None), traced[0].trace, sources=sources
-        )
-
-
-def _samples(
-    answer: _Answer,
-    with_split: bool,
+    out: str,
+    traced: list[Traced],
+    wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]],
     *,
     sources: bool,
-    text: int,
-    tokenizer: str | None,
-) -> Iterator[dict[str, Any]]:
-    """Yield samples as JSON objects, with the text of the first ones."""
-    for one in answer.traced:
-        for sample in samples_with_text(
-            one.trace, one.found, sources=sources, text=text, tokenizer=tokenizer
-        ):
-            text -= any("text" in part for part in sample["parts"])
-            yield ({"split": one.trace.split.split} if with_split else {}) | sample
+    as_json: bool,
+    log_format: LogFormat,
+) -> None:
+    """Write a table, or documents, and say how many rows each file has."""
+    if out.endswith(".npy"):
+        written = write_documents(out, _documents(traced, wanted), traced[0][0])
+    else:
+        with make_progress(log_format) as progress:
+            progress.phase("tracing samples")
 
+            def columns() -> Iterator[dict[str, Column]]:
+                for each, found in traced:
+                    for some in found:
+                        yield columns_of(some, each, sources=sources)
+                        progress.advance(len(some.traced.positions))
 
-def _say_written(written: dict[str, int], *, as_json: bool) -> None:
+            written = {out: write_parquet(out, columns())}
     if as_json:
         print_json([{"out": path, "rows": count} for path, count in written.items()])
         return
     for path, count in written.items():
         rows = counted(count, "document") if path.endswith(".npy") else counted(count, "row")
         typer.echo(f"{path}: {rows}")
+
+
+def _documents(
+    traced: list[Traced], wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]]
+) -> dict[int, NDArray[np.int64]]:
+    """Return the documents that were searched for, or those that samples have."""
+    if not wanted:
+        found = itertools.chain.from_iterable(own for _, own in traced)
+        return documents_in(found, traced[0][0])
+    parts: dict[int, list[NDArray[np.int64]]] = {}
+    for each, sequences in wanted:
+        for corpus, own in sequences.items():
+            parts.setdefault(corpus, []).append(each.documents(corpus, own))
+    documents = {corpus: np.unique(np.concatenate(own)) for corpus, own in parts.items()}
+    return {corpus: own for corpus, own in documents.items() if len(own)}
+
+
+def _rows(
+    traced: list[Traced], *, sources: bool, text: int, tokenizer: str | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the table; those of the first samples with their text."""
+    for each, found in traced:
+        for some in found:
+            own = some.traced.first(text)
+            texts = texts_of(each, own, tokenizer) if text else []
+            text -= len(own.positions)
+            rows = rows_of(columns_of(some, each, sources=sources))
+            for row, words in itertools.zip_longest(rows, texts):
+                yield row if words is None else row | {"text": words}
 
 
 def _range(name: str, text: str) -> tuple[int, int]:
@@ -346,55 +280,39 @@ def _read_log(path: Path) -> list[LoggedJob]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _print_samples(samples: Iterator[dict[str, Any]]) -> None:
-    """Show the first samples, a line for each part."""
-    shown = list(itertools.islice(samples, MOST_SHOWN))
-    rows = [_row(sample, part) for sample in shown for part in sample["parts"]]
-    names = [name for name in SHOWN if any(name in row for row in rows)]
-    print_table("", names, [[row.get(name) for name in names] for row in rows])
-    for sample in shown:
-        for part in sample["parts"]:
-            if "text" in part:
-                typer.echo(f"position {sample['position']}, document {part['document']}:")
-                typer.echo(f"  {part['text']!r}")
-    more = next(samples, None) is not None
-    said = f"the first {len(shown)} samples; --json and -o give all" if more else ""
-    typer.echo(said or counted(len(shown), "sample"))
+def _print_lines(rows: Iterator[dict[str, Any]]) -> None:
+    """Write each row as a line of JSON."""
+    for row in rows:
+        sys.stdout.write(json.dumps(row) + "\n")
 
 
-def _row(sample: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
-    tokens = f"{part['begin']}:{part['end']}"
-    place = (
-        f"line {part['line']}" if "line" in part else f"row {part['row']}" if "row" in part else ""
-    )
-    source = f"{part['source']} {place}".strip() if "source" in part else None
-    row = {name: value for name, value in (sample | part).items() if name in SHOWN}
-    row |= {"tokens": tokens} | ({} if source is None else {"source": source})
-    if sample.get("rolled_back"):
-        row["note"] = "rolled back"
-    if sample.get("skipped"):
-        row["note"] = "skipped"
-    return row
+def _print_table(rows: Iterator[dict[str, Any]]) -> None:
+    """Show the rows of the first samples, without columns of which nothing is known."""
+    shown: list[dict[str, Any]] = []
+    samples = 0
+    for row in rows:
+        same = shown and all(row[name] == shown[-1][name] for name in ("split", "step", "position"))
+        if not same and samples == MAX_SHOWN:
+            typer.echo(f"the first {samples} samples; --json and -o give all", err=True)
+            break
+        samples += not same
+        shown.append(row)
+    cells = [_cells(row) for row in shown]
+    names = [name for name in SHOWN if any(row[name] is not None for row in cells)]
+    print_table("", names, [[row[name] for name in names] for row in cells])
+    for row in shown:
+        if "text" in row:
+            typer.echo(f"position {row['position']}, document {row['document']}:")
+            typer.echo(f"  {row['text']!r}")
+    typer.echo(counted(samples, "sample"))
 
 
-def _show_difference(one: Trace, other: Trace, *, as_json: bool, log_format: LogFormat) -> None:
-    with make_progress(log_format) as progress:
-        progress.phase("comparing samples", min(len(one), len(other)))
-        found = difference(one, other, progress.advance)
-    if as_json:
-        print_json(found)
-        return
-    if found.size != found.size_of_other:
-        typer.echo(f"{found.size:,} and {found.size_of_other:,} samples")
-    if found.first is None:
-        typer.echo("the samples that both have are equal")
-        return
-    typer.echo(
-        f"{found.differing:,} samples differ, {found.share:.2%} of those that both have; the first "
-        f"at position {found.first:,}"
-    )
-    print_table(
-        "Tokens of the samples that differ",
-        ["corpus", "tokens", "tokens of the other"],
-        [[one.corpus, one.tokens, one.tokens_of_other] for one in found.exposures],
-    )
+def _cells(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as a terminal shows it: several columns in one."""
+    place = next((f"{name} {row[name]}" for name in ("line", "row") if row[name] is not None), "")
+    notes = [word for word in ("rolled_back", "skipped") if row[word]]
+    return row | {
+        "tokens": f"{row['begin']}:{row['end']}",
+        "source": None if row["source"] is None else f"{row['source']} {place}".strip(),
+        "note": ", ".join(notes).replace("_", " ") or None,
+    }

@@ -45,7 +45,7 @@ from distcache.launch.scripts import (
 )
 from distcache.launch.slurm import find_plugin, job_number, without_variables
 from distcache.option import Option
-from distcache.plan.assignment import Estimate, assign_all, estimate
+from distcache.plan.assignment import Estimate, assign, estimate
 from distcache.plan.config import Config, Slurm
 from distcache.plan.layout import make_layout
 from distcache.plan.model import Plan
@@ -263,7 +263,7 @@ def _estimated(plan: Plan, options: SubmitOptions) -> tuple[JobOptions, Estimate
     asked = options.job
     ranks = asked.nodes * asked.tasks_per_node
     layout = make_layout(plan.items)
-    work = assign_all(plan.items, layout, ranks, asked.cpus_per_task, options.memory_limit)
+    work = assign(plan.items, layout, ranks, asked.cpus_per_task, options.memory_limit)
     predicted = estimate(plan, layout, work, asked.tasks_per_node)
     asked = msgspec.structs.replace(
         asked,

@@ -11,7 +11,7 @@ from distcache.corpus.ancestry import find_sorted
 from distcache.corpus.idx import Idx
 from distcache.kernels import Section, count_visits, sum_section, trace_parts
 from distcache.ledger.report_document import LENGTHS, VISITS
-from distcache.ledger.traced_split import TracedSplit
+from distcache.ledger.trace import Trace
 
 DRAWN: Final = 1 << 16  # documents, or samples, of which correlations are computed
 SMALL: Final = 100  # of which correlations say nothing
@@ -44,12 +44,12 @@ class Exposure(NamedTuple):
     place_of_never: float | None
 
 
-def sum_member(split: TracedSplit, member: int, taken: int) -> tuple[Exposure, SectionRows]:
+def sum_member(split: Trace, member: int, taken: int) -> tuple[Exposure, SectionRows]:
     """Sum up a member of a split, whose first samples are trained on.
 
     Parameters
     ----------
-    split : TracedSplit
+    split : Trace
         The open split.
     member : int
         Number of the member.
@@ -139,14 +139,12 @@ def _mean_place(chosen: NDArray[np.bool_]) -> float | None:
     return None if len(places) < SMALL else float(places.mean() / (len(chosen) - 1))
 
 
-def order_of_training(
-    split: TracedSplit, member: int, taken: int
-) -> tuple[float | None, float | None]:
+def order_of_training(split: Trace, member: int, taken: int) -> tuple[float | None, float | None]:
     """Return how much samples follow the order of the corpus.
 
     Parameters
     ----------
-    split : TracedSplit
+    split : Trace
         The open split.
     member : int
         Number of the member.

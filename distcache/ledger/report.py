@@ -23,7 +23,6 @@ from distcache.ledger.report_document import (
 )
 from distcache.ledger.report_warnings import warnings_of
 from distcache.ledger.trace import Trace
-from distcache.ledger.traced_split import TracedSplit
 from distcache.storage.threads import map_in_threads
 
 WINDOWS: Final = 200
@@ -71,7 +70,7 @@ def make_report(
     CacheCorrupt, CorpusError, NotReady
         If the cache or the index of a corpus is damaged or missing.
     """
-    split = trace.split
+    split = trace
     total = _total(split, samples)
     window = _window(total, window, batch)
     counts, succession = _count(split, total, window)
@@ -109,15 +108,10 @@ def make_report(
         repeats=_repeats(trace, corpora, total),
         padding=1 - trained / (total * length),
     )
-    return with_warnings(report)
-
-
-def with_warnings(report: Report) -> Report:
-    """Return a report with the warnings that follow from it."""
     return structs.replace(report, warnings=tuple(warnings_of(report)))
 
 
-def _total(split: TracedSplit, samples: int | None) -> int:
+def _total(split: Trace, samples: int | None) -> int:
     for _, source in split.pairs:
         if split.cache.columns_of(source):
             raise ConfigError(
@@ -141,7 +135,7 @@ def _window(total: int, window: int | None, batch: int | None) -> int:
     return window
 
 
-def _count(split: TracedSplit, total: int, window: int) -> tuple[NDArray[np.int64], OrderReport]:
+def _count(split: Trace, total: int, window: int) -> tuple[NDArray[np.int64], OrderReport]:
     """Count the samples of each member in each window, and say how they follow one another."""
     counts = np.zeros((-(-total // window), len(split.pairs)), np.int64)
     members, _ = split.between(0, total)
@@ -158,7 +152,7 @@ def _count(split: TracedSplit, total: int, window: int) -> tuple[NDArray[np.int6
 
 
 def _windows(
-    split: TracedSplit,
+    split: Trace,
     counts: NDArray[np.int64],
     total: int,
     window: int,
@@ -179,31 +173,10 @@ def _windows(
     most = np.maximum.reduceat(most, begins)
     padded = any(len(one.tokens) for one in rows)
     padding = 1 - tokens / (sizes * length) if padded else np.zeros(len(sizes))
-    found = shares_of_windows(counts, window)
-    return structs.replace(
-        found,
-        documents=tuple(np.round(documents / sizes, 4).tolist()),
-        squares=tuple(np.round(squares / (sizes * length**2), 6).tolist()),
-        most_squares=tuple(np.round(most / length**2, 6).tolist()),
-        padding=tuple(np.round(padding, 6).tolist()),
-    ), steps
-
-
-def shares_of_windows(counts: NDArray[np.int64], window: int) -> WindowsReport:
-    """Return what samples of each corpus in each window say.
-
-    Parameters
-    ----------
-    counts : ndarray of int64, shape (windows, corpora)
-        Samples of each corpus in each window.
-    window : int
-        Samples of a window; the last one may have fewer, and is not compared then.
-    """
-    sizes = counts.sum(axis=1)
     shares = counts / sizes[:, None]
     difference = np.abs(shares - counts.sum(axis=0) / counts.sum())
     if len(difference) > 1 and sizes[-1] < sizes[0]:
-        difference[-1] = 0
+        difference[-1] = 0  # the last one has fewer samples
     place, corpus = np.unravel_index(int(difference.argmax()), difference.shape)
     return WindowsReport(
         samples=window,
@@ -212,7 +185,11 @@ def shares_of_windows(counts: NDArray[np.int64], window: int) -> WindowsReport:
         difference=float(difference[place, corpus]),
         difference_corpus=int(corpus),
         difference_window=int(place),
-    )
+        documents=tuple(np.round(documents / sizes, 4).tolist()),
+        squares=tuple(np.round(squares / (sizes * length**2), 6).tolist()),
+        most_squares=tuple(np.round(most / length**2, 6).tolist()),
+        padding=tuple(np.round(padding, 6).tolist()),
+    ), steps
 
 
 def share_of_weight(weights: NDArray[np.float64], number: int) -> float | None:
@@ -234,7 +211,7 @@ def _steps(squares: NDArray[np.float64], total: int, batch: int, length: int) ->
 
 
 def _sums(
-    split: TracedSplit, total: int, window: int, rows: Sequence[SectionRows]
+    split: Trace, total: int, window: int, rows: Sequence[SectionRows]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float32]]:
     members, samples = split.between(0, total)
     count = -(-total // window)
@@ -254,9 +231,7 @@ def _sums(
     return documents, tokens, squares, most
 
 
-def _corpus(
-    split: TracedSplit, member: int, taken: int, total: int, exposure: Exposure
-) -> CorpusReport:
+def _corpus(split: Trace, member: int, taken: int, total: int, exposure: Exposure) -> CorpusReport:
     row, source = split.pair(member)
     of_training, neighbours = order_of_training(split, member, taken)
     return CorpusReport(
@@ -288,14 +263,14 @@ def _repeats(
     trace: Trace, corpora: Sequence[CorpusReport], total: int
 ) -> tuple[RepeatsReport, ...]:
     """Follow documents of corpora that are repeated."""
-    split = trace.split
+    split = trace
     members = [m for m, one in enumerate(corpora) if (one.most_epochs or 0) >= 2]
     sources = {split.pairs[member][1] for member in members}
     chosen = {source: _followed(split, source, members) for source in sources}
     if not chosen:
         return ()
     positions = split.find(chosen)
-    traced = split.trace(positions[positions < total])
+    traced = split.samples(positions[positions < total])
     parts = np.repeat(traced.positions, np.diff(traced.bounds))
     sources_of = np.repeat(traced.corpora, np.diff(traced.bounds))
     begins = (traced.begins == 0) & (traced.ends > traced.label_only)
@@ -312,7 +287,7 @@ def _repeats(
     return tuple(found)
 
 
-def _followed(split: TracedSplit, source: int, members: Sequence[int]) -> NDArray[np.int64]:
+def _followed(split: Trace, source: int, members: Sequence[int]) -> NDArray[np.int64]:
     """Draw sequences of a corpus by a hash of their number."""
     sections = [split.pairs[member][0] for member in members if split.pairs[member][1] == source]
     entry = split.cache.table("sections")[sections[0]]

@@ -9,7 +9,7 @@ LENGTHS = 33  # lengths that are told apart: 0, then from a power of two up to t
 
 
 class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What training sees of a corpus; None for what only a cache can tell."""
+    """What training sees of a corpus; None for what it does not have."""
 
     corpus: str  # path of the corpus, as the configuration has it
     # share that its weight asks for, and the share of the samples that it gives; the first is None
@@ -25,16 +25,16 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     most_epochs: float | None = None  # the same of the document that is seen most
     # tokens by which documents are inputs less than once; more are never inputs, where a part of a
     # document is seen twice
-    tokens_never: int | None = None
+    tokens_never: int
     # Documents by how often they are seen: never, in part, once, twice and so on; the last number
     # is of all that are seen as often as that, or more often
-    visits: tuple[int, ...] | None = None
+    visits: tuple[int, ...]
     # documents by their length in tokens: of 0, of 1, of 2 and 3, of 4 to 7 and so on
     lengths: tuple[int, ...]
     # sequences in the order of the section, trained or not: in one sample, in two, and in more
-    whole: int | None = None
-    cut_once: int | None = None
-    cut_more: int | None = None
+    whole: int
+    cut_once: int
+    cut_more: int
     # share of its tokens that are in a later sample than the first of their document
     continued: float | None = None
     # correlations: of the place of documents in the corpus with their length; of samples in
@@ -55,10 +55,10 @@ class WindowsReport(msgspec.Struct, frozen=True, kw_only=True):
     shares: tuple[tuple[float, ...], ...]  # share of each corpus, for each window
     # of each window: documents of a sample, the sum of their squares as a share of the square of
     # its length, the greatest one of a sample, and the share of its tokens that are padding
-    documents: tuple[float, ...] | None = None
-    squares: tuple[float, ...] | None = None
-    most_squares: tuple[float, ...] | None = None
-    padding: tuple[float, ...] | None = None
+    documents: tuple[float, ...]
+    squares: tuple[float, ...]
+    most_squares: tuple[float, ...]
+    padding: tuple[float, ...]
     # greatest difference of a corpus's share in a window from its share of all, and where
     difference: float
     difference_corpus: int
@@ -112,7 +112,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What training sees of a split, summed up."""
 
     format: int = 1
-    cache: str | None = None  # path of the cache; None of a plan
+    cache: str  # path of the cache
     key: str  # key of the cache
     split: str
     order: str  # order of its sections
@@ -124,6 +124,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     windows: WindowsReport
     steps: StepsReport | None = None
     succession: OrderReport
-    repeats: tuple[RepeatsReport, ...] | None = None
+    repeats: tuple[RepeatsReport, ...]
     padding: float | None = None  # share of all tokens that are padding
     warnings: tuple[ReportWarning, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -33,44 +32,19 @@ th, td { padding: 3px 8px; border-bottom: 1px solid var(--line); text-align: rig
          white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 li { overflow-wrap: anywhere; } .kind { font-weight: 600; }
-.figure { width: 100%; height: 440px; }
+.figure { width: 100%; }
+.main-svg text { fill: var(--text) !important; }
+.gridlayer path, .zerolinelayer path { stroke: var(--line) !important; }
 """
-SCRIPT: Final = """
-const wide = () => window.innerWidth >= 700;
-function look() {
-  const style = getComputedStyle(document.documentElement);
-  const line = style.getPropertyValue("--line"), text = style.getPropertyValue("--text");
-  const axis = {gridcolor: line, zerolinecolor: line, linecolor: line};
-  return {font: {color: text, size: 12}, paper_bgcolor: "rgba(0,0,0,0)",
-          plot_bgcolor: "rgba(0,0,0,0)", xaxis: axis, yaxis: axis, yaxis2: axis};
-}
-function merged(layout) {
-  const found = look();
-  for (const [name, value] of Object.entries(layout))
-    found[name] = name.includes("axis") ? {...found[name], ...value} : value;
-  found.margin = {l: 60, r: layout.yaxis2 ? 60 : 16, t: 10, b: 120};
-  found.legend = {orientation: "h", y: wide() ? -0.2 : -0.3};
-  return found;
-}
-function draw() {
-  for (const [name, figure] of Object.entries(figures))
-    Plotly.react(name, figure.data, merged(figure.layout), {responsive: true, displaylogo: false});
-}
-draw();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-"""
+LAYOUT: Final = {
+    "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
+    "margin": {"l": 60, "r": 60, "t": 10, "b": 120}, "legend": {"orientation": "h", "y": -0.25},
+}  # fmt: skip
 Figure = dict[str, Any]
 
 
-def page_of(report: Report, against: Report | None = None) -> str:
+def page_of(report: Report) -> str:
     """Return a report as a page, which needs no network.
-
-    Parameters
-    ----------
-    report : Report
-        The report.
-    against : Report or None
-        Another one, whose numbers stand beside.
 
     Raises
     ------
@@ -78,35 +52,36 @@ def page_of(report: Report, against: Report | None = None) -> str:
         If plotly is not installed.
     """
     with needing("a page"):
-        from plotly.offline import get_plotlyjs  # noqa: PLC0415  of an extra
+        from plotly.io import to_html  # noqa: PLC0415  of an extra
     names = _short([one.corpus for one in report.corpora])
-    figures = dict(_figures(report, names, against))
+    title = html.escape(f"{report.cache}: {report.split}")
     parts = [
-        f"<h1>{html.escape(report.cache or 'A plan')}: {html.escape(report.split)}</h1>",
+        f"<h1>{title}</h1>",
         f'<p class="soft">{html.escape(_summary(report))}</p>',
         *_warnings(report),
         "<h2>Corpora</h2>",
         _corpora(report, names),
     ]
-    if against is not None:
+    for number, figure in enumerate(_figures(report, names)):
+        drawn = to_html(
+            {"data": figure["data"], "layout": LAYOUT | figure["layout"]},
+            config={"responsive": True, "displaylogo": False},
+            include_plotlyjs=number == 0,
+            full_html=False,
+            default_height=440,
+            validate=False,
+        )
         parts += [
-            f"<h2>Beside {html.escape(against.cache or 'the other plan')}</h2>",
-            _beside(report, against),
+            f"<h2>{html.escape(figure['title'])}</h2>",
+            f'<p class="soft">{html.escape(figure["note"])}</p>',
+            f'<div class="figure">{drawn}</div>',
         ]
-    for name, figure in figures.items():
-        parts += [f"<h2>{html.escape(figure['title'])}</h2>"]
-        parts += [f'<p class="soft">{html.escape(figure["note"])}</p>']
-        parts += [f'<div class="figure" id="{name}"></div>']
-    # Tags in a script are read as tags, whatever text they are in.
-    data = json.dumps(figures).replace("<", "\\u003c")
-    title = html.escape(f"{report.cache or 'plan'} {report.split}")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{STYLE}</style></head><body>\n"
         + "\n".join(parts)
-        + f"\n<script>{get_plotlyjs()}</script>\n<script>const figures = {data};{SCRIPT}</script>\n"
-        "</body></html>\n"
+        + "</body></html>\n"
     )
 
 
@@ -166,7 +141,7 @@ def _corpora(report: Report, names: Sequence[str]) -> str:
     ]  # fmt: skip
     rows = []
     for name, one in zip(names, report.corpora, strict=True):
-        visits = sum(filter(None, (one.whole, one.cut_once, one.cut_more)))
+        visits = one.whole + one.cut_once + one.cut_more
         rows.append(
             [
                 name,
@@ -178,8 +153,8 @@ def _corpora(report: Report, names: Sequence[str]) -> str:
                 _count(one.tokens),
                 f"{one.epochs:,.3f}",
                 "" if one.most_epochs is None else f"{one.most_epochs:,.1f}",
-                "" if one.tokens_never is None else _percent(one.tokens_never / max(one.tokens, 1)),
-                _percent(one.whole / visits) if visits and one.whole is not None else "",
+                _percent(one.tokens_never / max(one.tokens, 1)),
+                _percent(one.whole / visits) if visits else "",
                 _percent(one.continued),
             ]
         )
@@ -190,42 +165,19 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.3%}"
 
 
-def _beside(report: Report, against: Report) -> str:
-    """Return the numbers of both, corpus by corpus."""
-    others = {one.corpus: one for one in against.corpora}
-    names = list(dict.fromkeys([*(one.corpus for one in report.corpora), *others]))
-    ours = {one.corpus: one for one in report.corpora}
-    rows = []
-    for short, name in zip(_short(names), names, strict=True):
-        pair = (ours.get(name), others.get(name))
-        cells = [
-            [_percent(one.share), _count(one.trained_tokens), f"{one.epochs:,.3f}"]
-            if one
-            else ["", "", ""]
-            for one in pair
-        ]
-        rows.append([short, *(cell for both in zip(*cells, strict=True) for cell in both)])
-    head = ["corpus", "share", "other", "tokens seen", "other", "epochs", "other"]
-    return _table(head, rows)
-
-
-def _figures(
-    report: Report, names: Sequence[str], against: Report | None
-) -> Iterator[tuple[str, Figure]]:
-    """Yield the figures by name, each with its title and a note."""
+def _figures(report: Report, names: Sequence[str]) -> Iterator[Figure]:
+    """Yield the figures, each with its title and a note."""
     largest = sorted(range(len(names)), key=lambda n: -report.corpora[n].share)[:MOST_LINES]
     chosen = sorted(largest)
     colour = {number: PALETTE[place % len(PALETTE)] for place, number in enumerate(chosen)}
-    yield "shares", _shares(report, names, chosen, colour)
-    yield "exposure", _exposure(report, names, chosen, against)
+    yield _shares(report, names, chosen, colour)
+    yield _exposure(report, names, chosen)
     corpora = [(names[number], report.corpora[number], colour[number]) for number in chosen]
-    if all(one.visits is not None for _, one, _ in corpora):
-        yield "visits", _visits(corpora)
-    if report.windows.documents is not None:
-        yield "windows", _windows(report)
+    yield _visits(corpora)
+    yield _windows(report)
     if report.repeats:
-        yield "repeats", _repeats(report, names, colour)
-    yield "lengths", _lengths(corpora)
+        yield _repeats(report, names, colour)
+    yield _lengths(corpora)
 
 
 def _figure(title: str, note: str, data: list[Any], **layout: Any) -> Figure:
@@ -262,17 +214,12 @@ def _shares(
     )  # fmt: skip
 
 
-def _exposure(
-    report: Report, names: Sequence[str], chosen: Sequence[int], against: Report | None
-) -> Figure:
+def _exposure(report: Report, names: Sequence[str], chosen: Sequence[int]) -> Figure:
     own = [report.corpora[number] for number in chosen]
     x = [names[number] for number in chosen]
     bars = [("share", [one.share for one in own], PALETTE[0])]
     if any(one.weight is not None for one in own):
         bars.insert(0, ("weight", [one.weight or 0 for one in own], "#bbbbbb"))
-    if against is not None:
-        others = {one.corpus: one.share for one in against.corpora}
-        bars.append(("share of the other", [others.get(one.corpus, 0) for one in own], PALETTE[1]))
     data: list[Any] = [
         {"x": x, "y": y, "name": name, "type": "bar", "marker": {"color": shade}}
         for name, y, shade in bars
@@ -301,11 +248,11 @@ def _exposure(
 
 def _visits(corpora: Sequence[tuple[str, CorpusReport, str]]) -> Figure:
     classes = ["never", "in part", *map(str, range(1, VISITS - 2)), f"{VISITS - 2} or more"]
-    last = max(n for _, one, _ in corpora for n, count in enumerate(one.visits or ()) if count)
+    last = max(n for _, one, _ in corpora for n, count in enumerate(one.visits) if count)
     data = []
     for name, one, shade in corpora:
-        total = max(sum(one.visits or ()), 1)
-        shares = [count / total for count in (one.visits or ())[: last + 1]]
+        total = max(sum(one.visits), 1)
+        shares = [count / total for count in one.visits[: last + 1]]
         data.append(
             {
                 "x": classes[: last + 1], "y": shares, "name": name, "type": "bar",

@@ -16,14 +16,14 @@ from distcache.cache.split_members import dataset_count
 from distcache.corpus.corpus import CorpusFacts, open_examined
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import Idx, unused_name
+from distcache.corpus.source_rows import grouped
 from distcache.errors import ConfigError
 from distcache.kernels import Section
-from distcache.ledger.megatron_cache import MegatronCache
+from distcache.ledger.megatron_files import MegatronFiles
 from distcache.ledger.rest_pieces import Cover, Pieces, Visits, visits_of
 from distcache.ledger.rest_views import count_left, write_view
-from distcache.ledger.source_rows import grouped
 from distcache.ledger.steps import Sampling
-from distcache.ledger.traced_split import TracedSplit
+from distcache.ledger.trace import Trace
 from distcache.plan.config import SPLITS
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.storage.files import atomic_write, make_directories
@@ -35,10 +35,19 @@ TOO_OFTEN = f"tokens were inputs more than {MOST_VISITS} times, which is more th
 
 
 class Trained(NamedTuple):
-    """A cache, and the samples of its train split that were consumed."""
+    """The train split of a cache, and the samples of it that were consumed."""
 
-    split: TracedSplit
+    split: Trace
     samples: int
+
+
+class _Corpus(NamedTuple):
+    """A corpus of all caches, which is known by its place."""
+
+    name: str  # path of the corpus, as the first cache has it
+    sequences: tuple[int, int]  # range of the split
+    weights: list[float]  # of the first cache
+    sections: list[tuple[Section, NDArray[np.uint16]]]  # with the visits of their rows
 
 
 class RestOfCorpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,14 +117,10 @@ def write_rest(
         If a corpus is not sound, or is not there.
     """
     first = trained[0].split
-    rows = [_visited(one, options.sampling) for one in trained]
-    members = _members(trained)
-    sources = list(dict.fromkeys(source for _, source in first.pairs))
-    places = [first.place(source) for source in sources]
-    facts = require_sound(SerialCommunicator(), list(dict.fromkeys(places)), threads)
+    known = _corpora(trained, options.sampling)
+    facts = require_sound(SerialCommunicator(), list(known), threads)
     make_directories(Path(directory))
     used: set[str] = set()
-    names = {source: unused_name(first.cache.prefixes[source], used) for source in sources}
     after = tuple(
         {"cache": str(one.split.cache.path), "key": one.split.cache.key, "samples": one.samples}
         for one in trained
@@ -125,20 +130,17 @@ def write_rest(
         "order": msgspec.to_builtins(options.sampling),
         "partial": options.partial,
     }
-    weights = _weights(first)
     corpora = []
     blends: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
-    for source in sources:
-        entry = first.cache.table("sections")[first.pairs[members[source][0][1]][0]]
-        sequences = int(entry["begin"]), int(entry["end"])
-        own = facts[first.place(source)]
-        sections = [(trained[t].split.section(m), rows[t][m]) for t, m in members[source]]
-        visits = _visits(first, own.prefix, sections, sequences)
-        out = os.path.join(directory, names[source])
-        made = _write_one(own, out, visits, sequences, options, described)
-        made = msgspec.structs.replace(
-            made, corpus=first.cache.prefixes[source], weight=weights.get(source)
-        )
+    for place, corpus in known.items():
+        out = os.path.join(directory, unused_name(corpus.name, used))
+        try:
+            with first.checked():
+                begin, end = corpus.sequences
+                visits = visits_of(corpus.sections, begin, end - begin)
+        except OverflowError as error:
+            raise ConfigError(f"{place}: {TOO_OFTEN}") from error
+        made = _write_one(facts[place], out, visits, corpus, options, described)
         corpora.append(made)
         if made.view is not None:
             weight = {} if made.weight is None else {"weight": made.weight}
@@ -162,21 +164,6 @@ def write_rest(
     return rest
 
 
-def _visits(
-    first: TracedSplit,
-    prefix: str,
-    sections: list[tuple[Section, NDArray[np.uint16]]],
-    sequences: tuple[int, int],
-) -> Visits:
-    """Return how often the sequences of a corpus were visited, by the rows of all caches."""
-    begin, end = sequences
-    try:
-        with first.checked():
-            return visits_of(sections, begin, end - begin)
-    except OverflowError as error:
-        raise ConfigError(f"{prefix}: {TOO_OFTEN}") from error
-
-
 def _require_left(corpora: Sequence[RestOfCorpus]) -> None:
     """Refuse that nothing is left of any corpus."""
     if any(one.view is not None for one in corpora):
@@ -191,9 +178,8 @@ def _require_left(corpora: Sequence[RestOfCorpus]) -> None:
     )
 
 
-def _visited(one: Trained, sampling: Sampling) -> list[NDArray[np.uint16]]:
+def _visited(split: Trace, samples: int, sampling: Sampling) -> list[NDArray[np.uint16]]:
     """Return how often each row of each member was visited."""
-    split, samples = one
     order = sampling.order(split.size)
     if samples < 0 or (not order.repeats and samples > split.size):
         raise ConfigError(
@@ -228,34 +214,26 @@ def _visited(one: Trained, sampling: Sampling) -> list[NDArray[np.uint16]]:
     return found
 
 
-def _members(trained: Sequence[Trained]) -> dict[int, list[tuple[int, int]]]:
-    """Return for each corpus of the first cache the members of all caches that have it."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    by_place = {trained[0].split.place(source): source for _, source in trained[0].split.pairs}
-    ranges: dict[int, tuple[int, int]] = {}
-    for number, one in enumerate(trained):
-        for member, (row, source) in enumerate(one.split.pairs):
-            place = one.split.place(source)
-            own = by_place.get(place)
-            if own is None:
+def _corpora(trained: Sequence[Trained], sampling: Sampling) -> dict[str, _Corpus]:
+    """Return the corpora of caches, by their places; the first cache has all of them."""
+    found: dict[str, _Corpus] = {}
+    for number, (split, samples) in enumerate(trained):
+        rows = _visited(split, samples, sampling)
+        for member, (row, source) in enumerate(split.pairs):
+            place, entry = split.place(source), split.cache.table("sections")[row]
+            here = int(entry["begin"]), int(entry["end"])
+            if number == 0:
+                found.setdefault(place, _Corpus(split.corpora[source], here, [], []))
+                if np.isfinite(split.weights[member]):
+                    found[place].weights.append(float(split.weights[member]))
+            if place not in found:
                 raise ConfigError(
-                    f"{one.split.cache.path}: has corpus {place}, which "
+                    f"{split.cache.path}: has corpus {place}, which "
                     f"{trained[0].split.cache.path} has not"
                 )
-            entry = one.split.cache.table("sections")[row]
-            here = int(entry["begin"]), int(entry["end"])
-            if ranges.setdefault(own, here) != here:
-                raise ConfigError(f"{place}: is split otherwise in {one.split.cache.path}")
-            found.setdefault(own, []).append((number, member))
-    return found
-
-
-def _weights(split: TracedSplit) -> dict[int, float]:
-    """Return the weights of corpora, if there are any; those of a corpus together."""
-    found: dict[int, float] = {}
-    for (_, source), weight in zip(split.pairs, split.weights.tolist(), strict=True):
-        if np.isfinite(weight):
-            found[source] = found.get(source, 0.0) + weight
+            if found[place].sequences != here:
+                raise ConfigError(f"{place}: is split otherwise in {split.cache.path}")
+            found[place].sections.append((split.section(member), rows[member]))
     return found
 
 
@@ -263,12 +241,12 @@ def _write_one(
     facts: CorpusFacts,
     out: str,
     visits: Visits,
-    sequences: tuple[int, int],
+    corpus: _Corpus,
     options: RestOptions,
     described: dict[str, Any],
 ) -> RestOfCorpus:
     """Write what is left of a corpus."""
-    begin, end = sequences
+    begin, end = corpus.sequences
     idx = open_examined(facts)
     lengths = np.array(idx.lengths[begin:end])
     cover = Cover(visits, lengths)
@@ -293,9 +271,9 @@ def _write_one(
         named = described | {"passes": passes, "sequences": [begin, end]}
         write_view(facts, out, left_of(options.partial == "keep"), chosen, named)
     return RestOfCorpus(
-        corpus=facts.prefix,
+        corpus=corpus.name,
         view=out if chosen.pieces else None,
-        weight=None,
+        weight=sum(corpus.weights) if corpus.weights else None,
         passes=passes,
         trained_tokens=passes * total - everything.tokens,
         left_tokens=chosen.tokens,
@@ -306,17 +284,17 @@ def _write_one(
 
 
 def _write_others(
-    first: TracedSplit, split: str, used: set[str], facts: dict[str, CorpusFacts], out: str
+    first: Trace, split: str, used: set[str], facts: dict[str, CorpusFacts], out: str
 ) -> list[dict[str, Any]]:
     """Write the sequences of another split of the corpora as they were, and return their blend."""
     cache = first.cache
     if split not in cache.splits:
         return []
-    cache = cache.of_split(split) if isinstance(cache, MegatronCache) else cache
+    cache = cache.of_split(split) if isinstance(cache, MegatronFiles) else cache
     blend: list[dict[str, Any]] = []
     written: dict[str, str] = {}
     for number in range(dataset_count(cache, split)):
-        members = TracedSplit(cache, split, number)
+        members = Trace(cache, split, number)
         for (row, source), weight in zip(members.pairs, members.weights.tolist(), strict=True):
             place = members.place(source)
             if place not in written:

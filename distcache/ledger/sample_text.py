@@ -13,12 +13,11 @@ from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path
 from distcache.corpus.mds.shard_table import read_table, shards_at
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.extras import needing
-from distcache.ledger.trace import Trace
-from distcache.ledger.traced_split import TracedSamples
+from distcache.ledger.trace import Trace, TracedSamples
 from distcache.storage.files import closing_fd, open_regular, read_range
 
 
-def texts_of(trace: Trace, traced: TracedSamples, tokenizer: str | None = None) -> list[list[str]]:
+def texts_of(trace: Trace, traced: TracedSamples, tokenizer: str | None = None) -> list[str]:
     """Return the text of each part of samples, as their corpora's tokenizers decode it.
 
     Parameters
@@ -43,31 +42,25 @@ def texts_of(trace: Trace, traced: TracedSamples, tokenizer: str | None = None) 
 
         decoders = {}
         for corpus in np.unique(traced.corpora).tolist():
-            prefix = trace.split.place(corpus)
-            decoders[corpus] = tokenizer_of(prefix, tokenizer, needed=True)
-            if decoders[corpus] is None:
+            prefix = trace.place(corpus)
+            decoder = tokenizer_of(prefix, tokenizer, needed=True)
+            if decoder is None:
                 raise ConfigError(f"{prefix}: no receipt names a tokenizer; give --tokenizer FILE")
-    found = []
-    for number, corpus in enumerate(traced.corpora.tolist()):
-        own = range(int(traced.bounds[number]), int(traced.bounds[number + 1]))
-        idx, prefix = trace.split.idx(corpus), trace.split.place(corpus)
-        decoder = decoders[corpus]
-        assert decoder is not None, "it was looked for"
-        found.append(
-            [
-                decoder.decode(
-                    read_part(
-                        prefix,
-                        idx,
-                        int(traced.sequences[part]),
-                        int(traced.begins[part]),
-                        int(traced.ends[part]),
-                    ).tolist()
-                )
-                for part in own
-            ]
+            decoders[corpus] = decoder
+    corpora = np.repeat(traced.corpora, np.diff(traced.bounds)).tolist()
+    parts = zip(
+        corpora,
+        traced.sequences.tolist(),
+        traced.begins.tolist(),
+        traced.ends.tolist(),
+        strict=True,
+    )
+    return [
+        decoders[corpus].decode(
+            read_part(trace.place(corpus), trace.idx(corpus), sequence, begin, end).tolist()
         )
-    return found
+        for corpus, sequence, begin, end in parts
+    ]
 
 
 def read_part(prefix: str, idx: Idx, sequence: int, begin: int, end: int) -> NDArray[Any]:

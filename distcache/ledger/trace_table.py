@@ -1,8 +1,10 @@
-"""A trace as a table, with a row for each part of a sample: columns, JSON and Parquet."""
+"""A trace as a table with a row for each part of a sample: for JSON lines, Parquet and terminals.
+
+The columns are always the same; what is not known is null.
+"""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -11,30 +13,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus.idx import unused_name
+from distcache.corpus.source_rows import UNKNOWN, grouped
 from distcache.errors import ConfigError
 from distcache.extras import needing
-from distcache.ledger.source_rows import UNKNOWN, grouped
 from distcache.ledger.trace import Trace
 from distcache.ledger.traced_run import DealtSamples
-from distcache.ledger.traced_split import TracedSamples
 from distcache.storage.files import atomic_write, no_space_as_error
 
-OF_STEP: Final = ("step", "job", "skipped", "rolled_back")
-OF_SAMPLE: Final = ("position", "micro_batch", "rank", "slot", "corpus")
-OF_PART: Final = ("sequence", "document", "begin", "end", "label_only", "source", "row", "line")
-
+# Columns, and the type of each in Parquet.
+COLUMNS: Final = {
+    "split": "text",
+    "step": "int64",
+    "job": "int32",
+    "skipped": "bool",
+    "rolled_back": "bool",
+    "position": "int64",
+    "micro_batch": "int32",
+    "rank": "int32",
+    "slot": "int32",
+    "corpus": "text",
+    "sequence": "int32",
+    "document": "int32",
+    "begin": "int32",
+    "end": "int32",
+    "label_only": "int8",
+    "source": "text",
+    "row": "int64",
+    "line": "int64",
+}
+STEP_COLUMNS: Final = ("step", "job", "skipped", "rolled_back")
+RANK_COLUMNS: Final = ("micro_batch", "rank", "slot")
 # Columns of numbers that are close to one another, or all different; the others repeat. Compressing
 # them, too, would take twice as long, and save a tenth.
-DELTA: Final = (
-    "step",
-    "position",
-    "sequence",
-    "document",
-    "begin",
-    "end",
-    "row",
-    "line",
-)
+DELTA: Final = ("step", "position", "sequence", "document", "begin", "end", "row", "line")
 SEARCHED: Final = ("step", "position", "corpus", "document")  # whose groups of rows have bounds
 
 
@@ -44,15 +55,12 @@ class Words(NamedTuple):
     codes: NDArray[np.int32]
     words: list[str]
 
-    def values(self) -> list[str | None]:
-        """Return the text of each row."""
-        return [None if code < 0 else self.words[code] for code in self.codes.tolist()]
+
+Column = NDArray[Any] | Words | None
+"""Numbers, negative for those that are not known, or text; None if nothing is known."""
 
 
-Columns = dict[str, NDArray[Any] | Words]
-
-
-def columns_of(found: DealtSamples, trace: Trace, *, sources: bool = True) -> Columns:
+def columns_of(found: DealtSamples, trace: Trace, *, sources: bool = True) -> dict[str, Column]:
     """Return the columns of some samples, with a row for each part.
 
     Parameters
@@ -66,79 +74,76 @@ def columns_of(found: DealtSamples, trace: Trace, *, sources: bool = True) -> Co
 
     Returns
     -------
-    dict of str to ndarray or Words
-        Columns. Those of steps and ranks are missing if they are not known, and those of jobs,
-        skipped steps and rollbacks if the run has none.
+    dict of str to ndarray, Words or None
+        The columns of `COLUMNS`.
     """
     traced = found.traced
     counts = np.diff(traced.bounds)
-    columns: Columns = {}
+    columns: dict[str, Column] = dict.fromkeys(COLUMNS)
+    columns["split"] = Words(np.zeros(len(traced.sequences), np.int32), [trace.split])
     if found.steps is not None:
-        rows = np.repeat(found.rows, counts)
-        columns["step"] = found.steps.numbers[rows]
-        of_steps: tuple[tuple[str, NDArray[Any]], ...] = (
-            ("job", found.steps.jobs),
-            ("skipped", found.steps.skipped),
-            ("rolled_back", found.steps.rolled_back),
-        )
-        columns |= {name: values[rows] for name, values in of_steps if values.any()}
+        rows, steps = np.repeat(found.rows, counts), found.steps
+        own: list[NDArray[Any]] = [steps.numbers, steps.jobs, steps.skipped, steps.rolled_back]
+        for name, values in zip(STEP_COLUMNS, own, strict=True):
+            columns[name] = values[rows]
     columns["position"] = np.repeat(traced.positions, counts)
-    if found.dealt is not None:
-        for name, values in zip(("micro_batch", "rank", "slot"), found.dealt, strict=True):
-            columns[name] = np.repeat(values.astype(np.int32), counts)
+    for name, values in zip(RANK_COLUMNS, found.dealt or (), strict=found.dealt is not None):
+        columns[name] = np.repeat(values, counts)
     corpora = np.repeat(traced.corpora, counts)
     columns["corpus"] = Words(corpora, trace.corpora)
-    columns["sequence"] = traced.sequences
-    plain = all(trace.split.is_plain(corpus) for corpus in np.unique(traced.corpora).tolist())
-    columns["document"] = traced.sequences if plain else _documents(trace, traced, corpora)
+    columns["sequence"], columns["document"] = traced.sequences, _documents(found, trace)
     columns["begin"], columns["end"] = traced.begins, traced.ends
     columns["label_only"] = traced.label_only
     if sources:
-        columns |= _sources(trace, traced, corpora)
+        columns |= _sources(found, trace, corpora)
     return columns
 
 
-def _documents(
-    trace: Trace, traced: TracedSamples, corpora: NDArray[np.int32]
-) -> NDArray[np.int32]:
-    documents = np.empty(len(corpora), np.int32)  # as sequences
-    for corpus, here in grouped(corpora):
+def _documents(found: DealtSamples, trace: Trace) -> NDArray[np.int32]:
+    """Return the document of each part."""
+    traced = found.traced
+    if all(trace.is_plain(corpus) for corpus in np.unique(traced.corpora).tolist()):
+        return traced.sequences
+    documents = np.empty(len(traced.sequences), np.int32)  # as sequences
+    for corpus, here in grouped(np.repeat(traced.corpora, np.diff(traced.bounds))):
         documents[here] = trace.documents(corpus, traced.sequences[here])
     return documents
 
 
-def _sources(trace: Trace, traced: TracedSamples, corpora: NDArray[np.int32]) -> Columns:
+def _sources(found: DealtSamples, trace: Trace, corpora: NDArray[np.int32]) -> dict[str, Column]:
+    """Return the source file of each part, and the row or line of it."""
     words: dict[str, int] = {}
     codes = np.full(len(corpora), UNKNOWN, np.int32)
     rows, lines = np.full((2, len(corpora)), UNKNOWN, np.int64)
     for corpus, here in grouped(corpora):
-        found = trace.sources(corpus, traced.sequences[here])
+        known = trace.sources(corpus, found.traced.sequences[here])
         # The last is for unknown ones.
-        own = [words.setdefault(path, len(words)) for path in found.paths] + [UNKNOWN]
-        codes[here] = np.array(own, np.int32)[found.files]
-        rows[here], lines[here] = found.rows, found.lines
+        own = [words.setdefault(path, len(words)) for path in known.paths] + [UNKNOWN]
+        codes[here] = np.array(own, np.int32)[known.files]
+        rows[here], lines[here] = known.rows, known.lines
     return {"source": Words(codes, list(words)), "row": rows, "line": lines}
 
 
-def samples_of_table(columns: Columns) -> Iterator[dict[str, Any]]:
-    """Yield a JSON object for each sample, with its parts and what is known of these."""
-    values = {
-        name: column.values() if isinstance(column, Words) else column.tolist()
-        for name, column in columns.items()
-    }
-    names = [name for name in (*OF_STEP, *OF_SAMPLE) if name in values]
-    count = len(values["position"])
-    rows = ({name: values[name][row] for name in values} for row in range(count))
-    for _, group in itertools.groupby(rows, key=lambda row: [row[name] for name in names]):
-        own = list(group)
-        parts = [
-            {name: row[name] for name in OF_PART if row.get(name, UNKNOWN) not in (None, UNKNOWN)}
-            for row in own
-        ]
-        yield {name: own[0][name] for name in names} | {"parts": parts}
+def rows_of(columns: Mapping[str, Column]) -> Iterator[dict[str, Any]]:
+    """Yield each row with all columns; None for what is not known."""
+    count = len(columns["position"])  # type: ignore[arg-type]
+    values = [_values(column, COLUMNS[name], count) for name, column in columns.items()]
+    for row in zip(*values, strict=True):
+        yield dict(zip(columns, row, strict=True))
 
 
-def write_parquet(path: str | Path, parts: Iterable[Columns]) -> int:
+def _values(column: Column, kind: str, count: int) -> list[Any]:
+    if column is None:
+        return [None] * count
+    if isinstance(column, Words):
+        return [None if code < 0 else column.words[code] for code in column.codes.tolist()]
+    found = column.astype(bool).tolist() if kind == "bool" else column.tolist()
+    return [
+        None if value is not True and value is not False and value < 0 else value for value in found
+    ]
+
+
+def write_parquet(path: str | Path, parts: Iterable[Mapping[str, Column]]) -> int:
     """Write a table, some rows at a time; it appears with its name when it is complete.
 
     Returns
@@ -156,41 +161,39 @@ def write_parquet(path: str | Path, parts: Iterable[Columns]) -> int:
     with needing("writing Parquet"):
         import pyarrow as pa  # noqa: PLC0415  of an extra
         import pyarrow.parquet as pq  # noqa: PLC0415
+    text = pa.dictionary(pa.int32(), pa.string())
+    kinds = {"text": text, "bool": pa.bool_()}
+    schema = pa.schema([(name, kinds.get(kind) or kind) for name, kind in COLUMNS.items()])
 
-    def array(column: NDArray[Any] | Words, name: str) -> Any:
+    def array(column: Column, kind: Any, count: int) -> Any:
+        if column is None:
+            return pa.nulls(count, kind)
         if isinstance(column, Words):
             codes = pa.array(column.codes, mask=column.codes < 0)
             return pa.DictionaryArray.from_arrays(codes, pa.array(column.words, pa.string()))
-        if name in ("row", "line"):
-            return pa.array(column, mask=column < 0)
-        return pa.array(column)
+        if kind == pa.bool_():
+            return pa.array(column.astype(bool))
+        mask = column < 0 if column.min(initial=0) < 0 else None
+        return pa.array(column, kind, mask=mask)
 
     rows = 0
-    writer = None
-    with no_space_as_error(str(path)), atomic_write(path) as stream:
+    with (
+        no_space_as_error(str(path)),
+        atomic_write(path) as stream,
+        pq.ParquetWriter(
+            stream,
+            schema,
+            compression="none",
+            use_dictionary=[name for name in COLUMNS if name not in DELTA],
+            column_encoding=dict.fromkeys(DELTA, "DELTA_BINARY_PACKED"),
+            write_statistics=list(SEARCHED),
+        ) as writer,
+    ):
         for columns in parts:
-            arrays = {name: array(column, name) for name, column in columns.items()}
-            if writer is not None:  # a split without steps lacks what one with steps has
-                count = len(arrays["begin"])
-                arrays = {
-                    field.name: arrays.get(field.name, pa.nulls(count, field.type))
-                    for field in writer.schema
-                }
-            table = pa.table(arrays)
-            rows += len(table)
-            if writer is None:
-                delta = [name for name in columns if name in DELTA]
-                writer = pq.ParquetWriter(
-                    stream,
-                    table.schema,
-                    compression="none",
-                    use_dictionary=[name for name in columns if name not in DELTA],
-                    column_encoding=dict.fromkeys(delta, "DELTA_BINARY_PACKED"),
-                    write_statistics=[name for name in columns if name in SEARCHED],
-                )
-            writer.write_table(table)
-        if writer is not None:
-            writer.close()
+            count = len(columns["position"])  # type: ignore[arg-type]
+            arrays = [array(columns[field.name], field.type, count) for field in schema]
+            writer.write_table(pa.table(arrays, schema=schema))
+            rows += count
     return rows
 
 

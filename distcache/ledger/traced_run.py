@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.ledger.steps import Sampling, Steps
-from distcache.ledger.trace import Trace
-from distcache.ledger.traced_split import TracedSamples
+from distcache.ledger.trace import Trace, TracedSamples
 from distcache.megatron.sampling import Order
 
 AT_ONCE: Final = 1 << 20  # samples
@@ -47,6 +46,8 @@ class TracedRun:
         The split.
     sampling : Sampling
         Rule by which samples are dealt to ranks.
+    steps : Steps or None
+        Steps of the run; None where only positions are known.
 
     Raises
     ------
@@ -54,9 +55,10 @@ class TracedRun:
         If the order depends on what `sampling` does not say.
     """
 
-    def __init__(self, trace: Trace, sampling: Sampling) -> None:
+    def __init__(self, trace: Trace, sampling: Sampling, steps: Steps | None = None) -> None:
         self.trace = trace
         self.sampling = sampling
+        self.steps = steps
         self.order: Order = sampling.order(len(trace))
 
     def of_steps(self, steps: Steps) -> Iterator[DealtSamples]:
@@ -75,7 +77,7 @@ class TracedRun:
             )
             positions = self._positions(steps.take(np.arange(first, last)))
             yield DealtSamples(
-                self.trace.split.trace(positions), steps, rows, self.sampling.deal(within)
+                self.trace.samples(positions), steps, rows, self.sampling.deal(within)
             )
             first = last
 
@@ -90,21 +92,17 @@ class TracedRun:
         """Yield the samples at positions, without steps; raises as `Trace.samples`."""
         for begin in range(0, len(positions), AT_ONCE):
             some = np.asarray(positions[begin : begin + AT_ONCE], np.int64)
-            yield DealtSamples(self.trace.split.trace(some), None, np.empty(0, np.int64), None)
+            yield DealtSamples(self.trace.samples(some), None, np.empty(0, np.int64), None)
 
-    def find(
-        self, wanted: Mapping[int, NDArray[np.int64]], steps: Steps | None
-    ) -> Iterator[DealtSamples]:
+    def find(self, wanted: Mapping[int, NDArray[np.int64]]) -> Iterator[DealtSamples]:
         """Yield the samples with a token of wanted sequences, with only the parts of these.
 
         Parameters
         ----------
         wanted : mapping of int to ndarray of int64
             Sequences, by the number of their corpus.
-        steps : Steps or None
-            Steps of the run; None to find positions.
         """
-        positions = self.trace.split.find(wanted)
+        positions, steps = self.trace.find(wanted), self.steps
         if steps is None:
             for found in self.of_positions(positions):
                 yield found._replace(traced=only_wanted(found.traced, wanted))
@@ -113,7 +111,7 @@ class TracedRun:
         for begin in range(0, len(places), AT_ONCE):
             some = slice(begin, begin + AT_ONCE)
             dealt = self.sampling.deal(places[some] - steps.begins[rows[some]])
-            traced = only_wanted(self.trace.split.trace(own[some]), wanted)
+            traced = only_wanted(self.trace.samples(own[some]), wanted)
             yield DealtSamples(traced, steps, rows[some], dealt)
 
     def _places(

@@ -49,16 +49,16 @@ def wanted_sequences(
     """
     found: dict[int, list[NDArray[np.int64]]] = {}
     notes: list[str] = []
-    sources = sorted({source for _, source in trace.split.pairs})
-    names = {*trace.corpora, *(trace.split.place(source) for source in sources)}
+    sources = sorted({source for _, source in trace.pairs})
+    names = {*trace.corpora, *(trace.place(source) for source in sources)}
     for name, numbers in _pairs(words):
         if name in names:
             corpus = trace.number_of(name)
-            every = range(len(trace.split.idx(corpus).bounds) - 1)
+            every = range(len(trace.idx(corpus).bounds) - 1)
             documents = np.array(every, np.int64) if numbers is None else numbers
             found.setdefault(corpus, []).append(trace.sequences(corpus, documents))
             continue
-        searched = {source: trace.split.sources(source) for source in sources}
+        searched = {source: trace.corpus_sources(source) for source in sources}
         rows = {source: one.documents_from(name, numbers) for source, one in searched.items()}
         known = {source: one for source, one in rows.items() if one is not None}
         if not known:

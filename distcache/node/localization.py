@@ -55,9 +55,9 @@ class Localization:
     manifest : Manifest
         The same files and blocks on all nodes.
     options : LocalizeOptions
-        How to localize.
+        Options of the localization.
     asked : Request
-        What the copy is to have, with what earlier runs were asked for.
+        Contents of the copy, those that earlier runs were asked for included.
     progress : Progress
         Receives the progress of this agent.
     """

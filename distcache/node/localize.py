@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from distcache.cache.contents import Contents, packed_sources, read_version
-from distcache.cache.corpus_places import Moves, find_moves
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.megatron.arguments import reading_nodes
@@ -307,14 +306,6 @@ def _make_manifest(
 ) -> Manifest:
     """Stat every shared corpus once, and list what the cache needs. Collective."""
     contents.moves = options.moves
-    if is_url(source) or not options.moves:  # in a bucket, only what was paths is moved
-        contents.moves += _on_first(
-            agents,
-            readers,
-            lambda: find_moves(source, contents.prefixes, str(Path.cwd())),
-            Moves,
-            "looking for corpora",
-        )
     corpora = describe(contents)
     place = readers.index(agents.rank) if agents.rank in readers else len(corpora)
     own = corpora[place :: len(readers)]

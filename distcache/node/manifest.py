@@ -198,7 +198,7 @@ def make_manifest(
     facts : sequence of CorpusStat
         Facts of its corpora, in their order.
     asked : Request
-        What the copy is to have. A `.bin` beside the shared index is linked, or copied, instead of
+        Contents of the copy. A `.bin` beside the shared index is linked, or copied, instead of
         the one that shards make up.
 
     Raises

@@ -60,11 +60,11 @@ class Request(msgspec.Struct, frozen=True):
     tokens : str
         Whether the store gets links to the `.bin` files, verified copies, or neither.
     shards : str or None
-        Which MDS corpora are unpacked; None is as before, and at first those with compressed ones.
+        MDS corpora that are unpacked; None is as before, and at first those with compressed ones.
     read_ahead : bool
         Whether the node's fetcher reads `.bin` files of a shared filesystem.
     naming : Naming or None
-        What decides the names of Megatron's files, beside the cache; None without such files.
+        Facts that decide the names of Megatron's files; None without such files.
     """
 
     tokens: TokensChoice = "none"

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from distcache.errors import NoSpace
-from distcache.plan.costs import REFERENCE, Costs, UnitCosts
+from distcache.plan.costs import READ, SYNCED, TOUCHED, UnitCosts
 from distcache.plan.layout import Layout
 from distcache.plan.memory import BASE_MEMORY
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
@@ -17,7 +17,7 @@ from distcache.ranks.partition import balance
 from distcache.storage.unfinished_file import SYNC_EVERY
 from distcache.storage.units import size_text
 
-# Seconds of Python code on the machine of `REFERENCE`.
+# Seconds of Python code on the machine of the cost model.
 START: Final = 0.3  # the interpreter and its imports
 JOIN: Final = 0.15  # joining the ranks, if there are several
 PER_CORPUS: Final = 1e-4  # opening an index, and its share of the tables
@@ -34,7 +34,6 @@ class Assignment(msgspec.Struct, frozen=True):
     """The work of every rank."""
 
     # Indices into `Layout.units`. All ranks build these together, one after the other.
-    halved: tuple[int, ...]  # sections that two ranks shuffle
     linked: tuple[int, ...]  # sections that all ranks shuffle, each its slice
     sliced: tuple[int, ...]  # blends and packed sections, of which each rank builds a slice
     local: tuple[tuple[int, ...], ...]  # units that each rank builds alone
@@ -43,19 +42,14 @@ class Assignment(msgspec.Struct, frozen=True):
     # predicted work of each rank, in the nanoseconds of `distcache.plan.costs`
     busy: tuple[float, ...]
 
-    @property
-    def split_sections(self) -> tuple[int, ...]:
-        """The sections that all ranks build together, as indices into `Layout.units`."""
-        return self.halved + self.linked
-
 
 def assign(
     items: Sequence[SectionPlan | BlendPlan],
     layout: Layout,
-    todo: frozenset[int],
     ranks: int,
     threads: int = 1,
     memory_limit: int | None = None,
+    todo: frozenset[int] | None = None,
     copied: frozenset[int] = frozenset(),
 ) -> Assignment:
     """Distribute the units of a plan.
@@ -70,12 +64,12 @@ def assign(
         `Plan.items`.
     layout : Layout
         Layout of those items.
-    todo : frozenset of int
-        The units that are still to be built.
     ranks, threads : int
         Number of ranks, and of units that each may build at a time.
     memory_limit : int or None
         Bytes that no rank may exceed.
+    todo : frozenset of int or None
+        The units that are still to be built; by default all.
     copied : frozenset of int
         The units that take hardly any memory, because another cache has all of their arrays.
 
@@ -89,16 +83,20 @@ def assign(
     NoSpace
         If even one unit at a time exceeds the limit.
     """
+    todo = frozenset(range(len(layout.units))) if todo is None else todo
     costs = [
-        UnitCosts(unit, items, copied=index in copied, costs=REFERENCE)
-        for index, unit in enumerate(layout.units)
+        UnitCosts(unit, items, copied=index in copied) for index, unit in enumerate(layout.units)
     ]
-    choices = _choices(layout, costs, todo - copied, ranks, memory_limit)
-    sliced = _sliced(costs, todo - copied, ranks)
+    large = _large(costs, todo, sorted(todo - copied), ranks)
+    sliced = tuple(unit for unit in large if costs[unit].slices(ranks) > 1)
+    able = [
+        unit
+        for unit in sorted(todo - copied)
+        if ranks > 1 and layout.units[unit].splittable and costs[unit].can_be_linked
+    ]
     found = [
-        _share_out(costs, todo, split, sliced, ranks, count, linked=linked)
-        for split in choices
-        for linked in _ways(costs, split)
+        _share_out(costs, todo, linked, sliced, ranks, count)
+        for linked in _choices(costs, able, frozenset(large), memory_limit)
         for count in range(threads, 0, -1)
     ]
     fitting = [work for work in found if memory_limit is None or max(work.memory) <= memory_limit]
@@ -111,50 +109,6 @@ def assign(
     )
 
 
-def assign_all(
-    items: Sequence[SectionPlan | BlendPlan],
-    layout: Layout,
-    ranks: int,
-    threads: int = 1,
-    memory_limit: int | None = None,
-) -> Assignment:
-    """Distribute all units of a plan, as `assign` does for a new build."""
-    everything = frozenset(range(len(layout.units)))
-    return assign(items, layout, everything, ranks, threads, memory_limit)
-
-
-def _choices(
-    layout: Layout,
-    costs: Sequence[UnitCosts],
-    todo: frozenset[int],
-    ranks: int,
-    memory_limit: int | None,
-) -> list[list[int]]:
-    """Return candidate sets of units to split, the largest set first.
-
-    All ranks take part in splitting a unit, one unit after the other: it pays where a few units are
-    most of the work, and costs where there are enough of them for all ranks.
-    """
-    able = [unit for unit in sorted(todo) if layout.units[unit].splittable and ranks > 1]
-    large = sorted(_large(costs, todo, able, ranks), key=lambda unit: -costs[unit].time)
-    limit = math.inf if memory_limit is None else memory_limit
-    too_large = {unit for unit in able if BASE_MEMORY + costs[unit].memory(1) > limit}
-    counts = {len(large), *(2**power for power in range(len(large).bit_length())), 0}
-    return [sorted(too_large.union(large[:count])) for count in sorted(counts, reverse=True)]
-
-
-def _ways(costs: Sequence[UnitCosts], split: Sequence[int]) -> tuple[bool, ...]:
-    """Return the values of `linked` to try."""
-    able = split and all(costs[unit].can_be_linked for unit in split)
-    return (False, True) if able else (False,)
-
-
-def _sliced(costs: Sequence[UnitCosts], todo: frozenset[int], ranks: int) -> tuple[int, ...]:
-    """Return the units that are a large share of the work, and large enough for slices."""
-    able = [unit for unit in sorted(todo) if costs[unit].slices(ranks) > 1]
-    return tuple(_large(costs, todo, able, ranks))
-
-
 def _large(
     costs: Sequence[UnitCosts], todo: frozenset[int], able: Sequence[int], ranks: int
 ) -> list[int]:
@@ -163,56 +117,47 @@ def _large(
     return [unit for unit in able if costs[unit].time > total / (2 * ranks)]
 
 
+def _choices(
+    costs: Sequence[UnitCosts], able: Sequence[int], large: frozenset[int], memory_limit: int | None
+) -> list[list[int]]:
+    """Return candidate sets of sections to link, the largest set first.
+
+    All ranks take part in linking a section, one section after the other: it pays where a few are
+    most of the work, and costs where there are enough of them for all ranks.
+    """
+    largest = sorted(large.intersection(able), key=lambda unit: -costs[unit].time)
+    limit = math.inf if memory_limit is None else memory_limit
+    too_large = {unit for unit in able if BASE_MEMORY + costs[unit].memory(1) > limit}
+    powers = (2**power for power in range(len(largest).bit_length()))
+    counts = {len(largest), *powers, 0}
+    return [sorted(too_large.union(largest[:count])) for count in sorted(counts, reverse=True)]
+
+
 def _share_out(
     costs: Sequence[UnitCosts],
     todo: frozenset[int],
-    split: list[int],
+    linked: list[int],
     sliced: tuple[int, ...],
     ranks: int,
     threads: int,
-    *,
-    linked: bool,
 ) -> Assignment:
-    """Return the assignment that splits these units, with its predicted time and memory."""
-    alone = sorted(todo.difference(split, sliced))
+    """Return the assignment that links these units, with its predicted time and memory."""
+    alone = sorted(todo.difference(linked, sliced))
     shares = balance([costs[unit].time for unit in alone], ranks)
     local = tuple(tuple(alone[index] for index in share) for share in shares)
+    together = [costs[unit].memory(threads) for unit in sliced]
+    together += [costs[unit].linked_memory(ranks) for unit in linked]
     memory = []
-    for rank, own in enumerate(local):
+    for own in local:
         at_once = sorted((costs[unit].memory(threads) for unit in own), reverse=True)[:threads]
-        held = [costs[unit].memory(threads) for unit in sliced]
-        held += [
-            costs[unit].linked_memory(ranks) if linked else costs[unit].halved_memory(rank, ranks)
-            for unit in split
-        ]
-        memory.append(BASE_MEMORY + max([sum(at_once), *held]))
-    halved, by_links = ((), tuple(split)) if linked else (tuple(split), ())
-    busy = _busy(costs, halved, by_links, sliced, local, threads)
-    return Assignment(halved, by_links, sliced, local, threads, tuple(memory), busy)
-
-
-def _busy(
-    costs: Sequence[UnitCosts],
-    halved: Sequence[int],
-    linked: Sequence[int],
-    sliced: Sequence[int],
-    local: Sequence[Sequence[int]],
-    threads: int,
-) -> tuple[float, ...]:
-    """Return the predicted time of each rank, by the fields of an assignment."""
-    ranks = len(local)
-    together = sum(costs[unit].time / costs[unit].slices(ranks) for unit in sliced)
-    together += sum(costs[unit].linked_time(ranks) for unit in linked)
-    together += sum(costs[unit].halved_time(ranks) for unit in halved)
-    return tuple(together + _local_time(costs, own, threads) for own in local)
-
-
-def _local_time(costs: Sequence[UnitCosts], units: Sequence[int], threads: int) -> float:
-    """Return the time of the units that a rank builds alone, several at a time."""
-    if not units:
-        return 0.0
-    longest = max(costs[unit].time_with(threads) for unit in units)
-    return max(longest, sum(costs[unit].time for unit in units) / threads)
+        memory.append(BASE_MEMORY + max([sum(at_once), *together]))
+    shared = sum(costs[unit].time / costs[unit].slices(ranks) for unit in sliced)
+    shared += sum(costs[unit].linked_time(ranks) for unit in linked)
+    busy = []
+    for own in local:
+        longest = max((costs[unit].time_with(threads) for unit in own), default=0.0)
+        busy.append(shared + max(longest, sum(costs[unit].time for unit in own) / threads))
+    return Assignment(tuple(linked), sliced, local, threads, tuple(memory), tuple(busy))
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -224,13 +169,7 @@ class Estimate(msgspec.Struct, frozen=True):
     memory_gib: int  # value for ``--mem``, for each node
 
 
-def estimate(
-    plan: Plan,
-    layout: Layout,
-    work: Assignment,
-    ranks_per_node: int,
-    costs: Costs = REFERENCE,
-) -> Estimate:
+def estimate(plan: Plan, layout: Layout, work: Assignment, ranks_per_node: int) -> Estimate:
     """Estimate a build.
 
     Parameters
@@ -241,29 +180,25 @@ def estimate(
         Assignment of the items to ranks.
     ranks_per_node : int
         The most that a node has.
-    costs : Costs
-        Costs of the machine, and of its filesystem.
 
     Returns
     -------
     Estimate
-        Estimate for such machines, each with a filesystem as fast as for one node alone.
+        Estimate for machines like that of the cost model, each with a filesystem as fast as for
+        one node alone.
     """
     ranks = len(work.local)
     streams = ranks * work.threads
     index_bytes = sum(source.idx_size for source in plan.sources)
-    alone = START + (JOIN if ranks > 1 else 0) + PER_ITEM * len(plan.items)
-    code = costs.interpreted * (alone + PER_CORPUS * len(plan.sources) / ranks)
-    read = costs.read * (INDEX_READS * index_bytes + layout.tables_begin) / streams
+    code = START + (JOIN if ranks > 1 else 0) + PER_ITEM * len(plan.items)
+    code += PER_CORPUS * len(plan.sources) / ranks
+    read = READ * (INDEX_READS * index_bytes + layout.tables_begin) / streams
     memory = max(work.memory)
-    touched = costs.touched * (memory - BASE_MEMORY) / work.threads
-    units = [UnitCosts(unit, plan.items, copied=False, costs=costs) for unit in layout.units]
-    busy = _busy(units, work.halved, work.linked, work.sliced, work.local, work.threads)
-    built = max(busy) + touched
+    built = max(work.busy) + TOUCHED * (memory - BASE_MEMORY) / work.threads
     # What is written is brought to the disk while the build continues, but for the last of it.
     own_bytes = layout.tables_begin / streams
     last_bytes = min(own_bytes, SYNC_EVERY / work.threads)
-    rest = max(costs.synced * own_bytes - built, costs.synced * last_bytes)
+    rest = max(SYNCED * own_bytes - built, SYNCED * last_bytes)
     seconds = code + 1e-9 * (read + built + rest)
     return Estimate(
         seconds=seconds,

@@ -1,4 +1,4 @@
-"""What training asks of buckets: requests, bytes and money, and how a node had best read."""
+"""What training asks of buckets: requests and bytes, and how a node had best read."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from distcache.corpus.idx import ITEM_TYPES
 from distcache.option import Option
 from distcache.plan.model import Plan, SectionPlan
 from distcache.storage.ranges import PIECE
-from distcache.storage.units import counted, parse_positive_size, parse_price
+from distcache.storage.units import counted, parse_positive_size
 from distcache.storage.url import is_url
 
 PREFIX_RATE: Final = 5500  # requests a second that S3 serves for a prefix
 LOW_RATE: Final = 1000  # samples a second, below which a plan warns of the prefixes
-Way = Literal["lazy", "ahead", "behind", "copy"]
+Way = Literal["ranges", "copy"]
 
 
 class BucketOptions(msgspec.Struct, frozen=True):
-    """What training from a bucket is planned for. The prices are those of S3, within a region."""
+    """What training from a bucket is planned for."""
 
     bucket: Annotated[
         bool, Option("Also say what training from a bucket needs of corpora that are in none yet.")
@@ -33,13 +33,6 @@ class BucketOptions(msgspec.Struct, frozen=True):
         int | None,
         Option("Space for data on a node, for example 2T.", parse=parse_positive_size),
     ] = None
-    price_requests: Annotated[
-        float,
-        Option("Dollars for a million GET requests.", parse=parse_price, shown="0.4"),
-    ] = 0.4
-    price_gb: Annotated[
-        float, Option("Dollars for a GB that is read.", parse=parse_price, shown="0")
-    ] = 0.0
 
 
 class WayNeeds(msgspec.Struct, frozen=True):
@@ -48,8 +41,7 @@ class WayNeeds(msgspec.Struct, frozen=True):
     way: Way
     requests: int
     nbytes: int
-    dollars: float
-    node_disk: int  # bytes of a node's disk; of what is read ahead, the budget decides
+    node_disk: int  # bytes of a node's disk; of ranges, the budget decides
     fits: bool  # whether a node's disk holds it
 
 
@@ -82,7 +74,7 @@ def bucket_needs(
     plan : Plan
         The plan.
     options : BucketOptions
-        Nodes, disks and prices.
+        Nodes and disks.
     """
     remote = {
         number
@@ -139,24 +131,13 @@ def _ways(plan: Plan, remote: Set[int], totals: _Totals, options: BucketOptions)
     nodes, sizes = options.training_nodes, [plan.sources[source].bin_size for source in remote]
     on_each = sum(sizes)
     whole = nodes * sum(-(-size // PIECE) for size in sizes)
-    # Until everything is copied, ranges are read too: at most a pass on each node.
-    passes = totals.nbytes / on_each if on_each else 0.0
-    before = min(nodes / passes, 1.0) if passes else 0.0
 
     def way(name: Way, requests: float, nbytes: float, node_disk: int) -> WayNeeds:
-        dollars = requests / 1e6 * options.price_requests + nbytes / 1e9 * options.price_gb
         fits = options.node_disk is None or node_disk <= options.node_disk
-        return WayNeeds(name, round(requests), round(nbytes), round(dollars, 2), node_disk, fits)
+        return WayNeeds(name, round(requests), round(nbytes), node_disk, fits)
 
     return [
-        way("lazy", totals.requests, totals.nbytes, 0),
-        way("ahead", totals.requests, totals.nbytes, 0),
-        way(
-            "behind",
-            whole + before * totals.requests,
-            nodes * on_each + before * totals.nbytes,
-            on_each,
-        ),
+        way("ranges", totals.requests, totals.nbytes, 0),
         way("copy", whole, nodes * on_each, on_each),
     ]
 
@@ -168,8 +149,8 @@ def prefix_warnings(needs: BucketNeeds | None) -> list[str]:
     return [
         f"the corpora are below {counted(needs.prefixes, 'prefix', 'prefixes')}; S3 serves some "
         f"{PREFIX_RATE:,} requests a second for each, and so {needs.samples_per_second:,.0f} "
-        "samples a second for all nodes, if they are read by ranges; `distcache upload --spread` "
-        "lays the corpora over more prefixes"
+        "samples a second for all nodes, if they are read by ranges; put corpora below several "
+        "prefixes, or localize with --bin copy"
     ]
 
 
@@ -192,7 +173,7 @@ def _taken(plan: Plan) -> list[tuple[SectionPlan, float]]:
 def _choose(passes: float, nbytes: int, disk: int | None) -> tuple[Way, str]:
     """Return the best way for a node that reads the corpora so many times, and why."""
     if passes < 1:
-        return "ahead", f"a node reads {100 * passes:.0f} % of the corpora"
+        return "ranges", f"a node reads {100 * passes:.0f} % of the corpora"
     if disk is not None and nbytes > disk:
-        return "ahead", "a node's disk does not hold the corpora"
-    return "behind", f"a node reads the corpora {passes:.1f} times, and training need not wait"
+        return "ranges", "a node's disk does not hold the corpora"
+    return "copy", f"a node reads the corpora {passes:.1f} times"

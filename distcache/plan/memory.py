@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from distcache.plan.model import NARROW, STRIPE, SectionPlan, nbytes_of
+from distcache.plan.model import NARROW, SectionPlan, nbytes_of
 
 # The interpreter with NumPy, HDF5 and MPI, and the buffers of reading back.
 BASE_MEMORY: Final = 160 << 20
@@ -23,14 +23,6 @@ PASS_BYTES: Final = 12  # for each sequence of a pass: its parts, all of it, and
 # `capacity_of` in cpp/distcache/partitioned_shuffle.hpp, and two bytes for a step of a block.
 SHUFFLE_SPACE: Final = 2.2  # bytes
 SHUFFLE_SPACE_FROM: Final = 1 << 21
-# Entries in transit to all ranks at a time; each rank takes whole stripes of documents.
-STREAM_STEP: Final = 1 << 21
-LEAST_STEP: Final = STRIPE // DOCUMENT_BYTES
-
-
-def stream_step(ranks: int) -> int:
-    """Return the entries of a split section that each rank takes at a time."""
-    return max(STREAM_STEP // ranks // LEAST_STEP, 1) * LEAST_STEP
 
 
 def pivot_of(section: SectionPlan, workers: int) -> int:
@@ -47,27 +39,6 @@ def pivot_of(section: SectionPlan, workers: int) -> int:
 def lower_type(pivot: int) -> np.dtype[np.int32] | np.dtype[np.int64]:
     """Return the dtype of positions below a pivot."""
     return np.dtype(np.int32) if pivot <= NARROW else np.dtype(np.int64)
-
-
-def upper_memory(section: SectionPlan, ranks: int) -> int:
-    """Return the bytes of the rank that shuffles the upper part of a split section."""
-    pivot = pivot_of(section, workers=2)
-    gathered = min(pivot, ranks * stream_step(ranks))  # in transit to all ranks
-    entries = ENTRY_BYTES * (section.first_documents + gathered)
-    return entries + shuffle_space(section.first_documents) + _lower_memory(pivot)
-
-
-def rest_memory(section: SectionPlan) -> int:
-    """Return the bytes of the rank that shuffles the rest of a split section."""
-    last = ENTRY_BYTES * (section.documents - section.first_documents)
-    lower = _lower_memory(pivot_of(section, workers=2))
-    largest = max(section.documents // 2, section.shuffled_samples)
-    return lower + last + _shuffle_bytes(section) + shuffle_space(largest)
-
-
-def step_memory(ranks: int) -> int:
-    """Return the bytes that every rank needs for its slice of a split section."""
-    return 2 * ENTRY_BYTES * stream_step(ranks) + 2 * CHUNK_BYTES
 
 
 def shuffle_space(values: int) -> int:

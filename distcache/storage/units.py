@@ -72,23 +72,6 @@ def parse_share(text: str) -> float:
     return share
 
 
-def parse_price(text: str) -> float:
-    """Read a price in dollars.
-
-    Raises
-    ------
-    ConfigError
-        If it is none, or not from 0 to a million.
-    """
-    try:
-        price = float(text)
-    except ValueError:
-        price = -1.0
-    if not 0 <= price <= 1e6:
-        raise ConfigError(f"{text!r} is not a price in dollars, such as 0.4")
-    return price
-
-
 def size_text(nbytes: int) -> str:
     """Return a number of bytes for people, in powers of 1024."""
     size = float(nbytes)

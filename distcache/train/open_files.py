@@ -15,7 +15,6 @@ from distcache.cache import Cache
 from distcache.cache import open_cache as open_mapped
 from distcache.cache.contents import open_cache_file, packed_sources
 from distcache.cache.corpus_places import (
-    find_moves,
     located_moved,
     moves_from,
     moves_of,
@@ -85,10 +84,7 @@ class CacheHandle(msgspec.Struct, frozen=True):
         if is_url(self.path):
             raise NotReady(f"{self.path}: {self.reason}; run `distcache localize` on this node")
         cache = open_mapped(self.path)
-        moves = self.moves
-        if not moves:
-            moves = find_moves(self.path, cache.prefixes, self.directory)
-        shared = [located_moved(self.directory, prefix, moves) for prefix in cache.prefixes]
+        shared = [located_moved(self.directory, prefix, self.moves) for prefix in cache.prefixes]
         if (remote := next(filter(is_url, shared), None)) is not None:
             raise NotReady(
                 f"{self.path}: its corpus {remote} is in a bucket; run `distcache localize` on "

@@ -18,7 +18,7 @@ from distcache.cache import open_cache
 from distcache.cache.digests import verify_cache
 from distcache.corpus import open_idx
 from distcache.plan import layout, packing
-from distcache.plan.assignment import assign_all
+from distcache.plan.assignment import assign
 from tests.plan.test_make import plan_of, problems_of
 from tests.support.caches import Dying, build_here
 from tests.support.corpora import LENGTHS, write_lengths
@@ -139,7 +139,7 @@ def test_any_ranks_make_the_same_bytes(
     alone = Path(build_here(fields, tmp_path / "alone").path)
     config = config_from_mapping(fields)
     items = plan_of(config).items
-    assert bool(assign_all(items, layout.make_layout(items), ranks).sliced) == (ranks > 1)
+    assert bool(assign(items, layout.make_layout(items), ranks).sliced) == (ranks > 1)
     outcomes, aborted = run_ranks(ranks, lambda c: build(c, config, tmp_path / "more").path)
     assert not aborted
     assert len(set(map(str, outcomes))) == 1

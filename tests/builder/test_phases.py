@@ -21,7 +21,7 @@ from distcache.errors import ConfigError
 from distcache.kernels import Blender
 from distcache.megatron.export import export
 from distcache.megatron.names import Naming
-from distcache.plan.assignment import assign_all
+from distcache.plan.assignment import assign
 from distcache.plan.config import Phase
 from distcache.plan.layout import BLEND_SLICE, make_layout
 from distcache.plan.model import BlendPlan
@@ -158,7 +158,7 @@ def test_any_ranks_make_the_same_bytes(
     expected = Path(build_here(fields, tmp_path / "one").path).read_bytes()
     config = config_from_mapping(fields)
     items = plan_of(config).items
-    assert assign_all(items, make_layout(items), ranks).sliced
+    assert assign(items, make_layout(items), ranks).sliced
     outcomes, aborted = run_ranks(ranks, lambda c: build(c, config, tmp_path / "more").path)
     assert not aborted
     assert Path(str(outcomes[0])).read_bytes() == expected

@@ -14,7 +14,7 @@ from distcache.builder.job import BuildOptions
 from distcache.builder.prepare import make_plan_together
 from distcache.builder.run import BuildOutcome, build
 from distcache.plan import costs
-from distcache.plan.assignment import assign_all
+from distcache.plan.assignment import assign
 from distcache.plan.layout import BLEND_SLICE, make_layout
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
@@ -65,7 +65,7 @@ def test_linked_sections(
     plan = make_plan_together(
         SerialCommunicator(), config_from_mapping(large_config), 1, NullProgress()
     )
-    assert len(assign_all(plan.items, make_layout(plan.items), ranks).linked) == 2
+    assert len(assign(plan.items, make_layout(plan.items), ranks).linked) == 2
     assert build_by(ranks, large_config, shared) == serial_bytes
 
 
@@ -90,7 +90,7 @@ def test_blends(ranks: int, blend_case: dict[str, Any], blend_bytes: bytes, shar
         SerialCommunicator(), config_from_mapping(blend_case), 1, NullProgress()
     )
     assert plan.blends[0].size > 3 * BLEND_SLICE
-    assert len(assign_all(plan.items, make_layout(plan.items), ranks).sliced) == 1
+    assert len(assign(plan.items, make_layout(plan.items), ranks).sliced) == 1
     assert build_by(ranks, blend_case, shared) == blend_bytes
 
 

@@ -14,17 +14,12 @@ from distcache.cache.corpus_places import corpus_places
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import (
     AccessDenied,
-    CacheCorrupt,
     ConfigError,
     CorpusError,
     DistcacheError,
     KeyMismatch,
     StorageError,
 )
-from distcache.node.localize import localize
-from distcache.node.records import LocalizeOptions
-from distcache.node.store import Store
-from distcache.node.upkeep import verify_store
 from distcache.ranks import sending
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.support.bucket_clients import fresh_process_of_buckets
@@ -218,35 +213,3 @@ def test_a_wrong_byte_is_noticed(
 def test_the_errors_are_of_the_store() -> None:
     """So that scripts can tell them apart."""
     assert AccessDenied("s3://b/k", "no").exit_code == StorageError("s3://b/k", "no").exit_code == 1
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_corpora_over_many_prefixes(
-    ranks: int, server: ScriptedS3, cache: str, tmp_path: Path
-) -> None:
-    """Who opens the cache finds them by an object beside it, which comes before the cache."""
-    options = UploadOptions(corpora=True, spread=50, readback=True)
-    done, problems = run_ranks(ranks, lambda group: upload(group, cache, TO, options))
-    assert problems == []
-    assert done[0].objects == len(server.objects)
-    assert puts(server)[-1] == name_of(done[0].url)
-    places = [name for name in server.objects if name.endswith(".bin")]
-    prefixes = {name.split("/")[-2] for name in places}
-    assert len(places) >= 3
-    assert prefixes <= {f"{number:04x}" for number in range(50)}
-    assert len(prefixes) > 1
-    moves = f"{name_of(done[0].url)}.places.json"
-    assert moves in server.objects
-    assert not list(Path(cache).parent.glob(".*spread*"))
-    store = tmp_path / "local"
-    localize(ALONE, done[0].url, LocalizeOptions(directory=str(store), tokens="copy"))
-    assert verify_store(Store(store)) == []
-    again = run_ranks(ranks, lambda group: upload(group, cache, TO, options))[0][0]
-    assert again.sent == 0
-    assert send(cache).sent == 0  # where they are
-    with pytest.raises(ConfigError, match="are laid over other prefixes already"):
-        send(cache, spread=4)
-    for wrong in (b"[", b'[[["a", "b\\u0000"]]]'):
-        server.objects[moves] = wrong
-        with pytest.raises(CacheCorrupt, match="does not say where corpora are"):
-            localize(ALONE, done[0].url, LocalizeOptions(directory=str(tmp_path / "other")))

@@ -123,18 +123,6 @@ def test_plan(config: Path, cache: Path) -> None:
     assert "Sections (9)" in table
 
 
-def test_plan_is_calibrated(config: Path, tmp_path: Path) -> None:
-    """By this machine, and by the filesystem of a directory."""
-    done = start(["plan", config, "--calibrate", tmp_path, "--json"])
-    plan = json.loads(done.stdout)
-    assert 0 < plan["estimate"]["seconds"] < 60
-    assert plan["costs"]["shuffled"] > 0
-    assert "measured here" in start(["plan", config, "--calibrate", tmp_path]).stdout
-    failed = start(["plan", config, "--calibrate", tmp_path / "none"])
-    assert failed.returncode == 2
-    assert "is not a directory" in failed.stderr
-
-
 def test_plan_of_packed_phases(blend_config: dict[str, Any], tmp_path: Path) -> None:
     """It says how full rows are, and what each phase takes."""
     blend = [entry["path"] for entry in blend_config["blend"]]

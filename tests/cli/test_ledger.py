@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,9 @@ from typer.testing import CliRunner
 
 from distcache.cli.main import app
 from distcache.corpus.idx import open_idx
-from distcache.corpus.receipt import receipt_path
-from distcache.edit.merge import merge
 from distcache.errors import DistcacheError
-from distcache.ranks.communicator import SerialCommunicator
 from tests.ledger.runs import Tokens, build_numbered
 from tests.ledger.test_steps import line
-from tests.support.caches import build_here
-from tests.support.corpora import write_corpus
 from tests.support.processes import start
 from tests.support.texts import train_bpe, write_jsonl
 
@@ -46,23 +42,30 @@ def run(*words: str | Path, code: int = 0) -> str:
     return result.stdout
 
 
+def rows(*words: str | Path) -> list[dict[str, Any]]:
+    """Return the rows that a command writes as lines of JSON."""
+    return [json.loads(line) for line in run(*words, "--json").splitlines()]
+
+
 def test_steps_by_options(cache: Path) -> None:
     """Each step has its samples, with micro batch, rank and slot, and the parts of documents."""
     words = ["--global-batch-size", "8", "--micro-batch-size", "2", "--data-parallel-size", "2"]
-    found = json.loads(run("trace", cache, "--steps", "3:5", *words, "--json"))
-    assert [step["step"] for step in found["steps"]] == [3, 4]
+    found = rows("trace", cache, "--steps", "3:5", *words)
+    assert sorted({row["step"] for row in found}) == [3, 4]
     truth = Tokens(cache)
-    for step in found["steps"]:
-        assert not step["skipped"]
-        assert not step["rolled_back"]
-        for offset, sample in enumerate(step["samples"]):
-            position = 8 * (step["step"] - 1) + offset
-            corpus, tokens = truth.of(position)
-            assert sample["position"] == position
-            assert sample["corpus"] == truth.cache.prefixes[corpus]
-            place = (sample["micro_batch"], sample["rank"], sample["slot"])
+    samples = itertools.groupby(found, key=lambda row: row["position"])
+    for (position, parts), wanted in zip(samples, range(16, 32), strict=True):
+        own = list(parts)
+        corpus, tokens = truth.of(position)
+        offset = position % 8
+        assert position == wanted
+        for row in own:
+            assert (row["step"], row["job"]) == (1 + position // 8, 0)
+            assert (row["skipped"], row["rolled_back"]) == (False, False)
+            assert row["corpus"] == truth.cache.prefixes[corpus]
+            place = (row["micro_batch"], row["rank"], row["slot"])
             assert place == (offset // 4, offset % 4 // 2, offset % 2)
-            assert sum(part["end"] - part["begin"] for part in sample["parts"]) == len(tokens)
+        assert sum(row["end"] - row["begin"] for row in own) == len(tokens)
 
 
 def test_steps_by_a_command_or_a_log_are_the_same(cache: Path, tmp_path: Path) -> None:
@@ -78,13 +81,11 @@ def test_steps_by_a_command_or_a_log_are_the_same(cache: Path, tmp_path: Path) -
         "--seq-length",
         "16",
     ]
-    by_log = json.loads(run("trace", cache, "--steps", "3:5", "--log", log, "--json"))
-    by_command = json.loads(run("trace", cache, "--steps", "3:5", "--json", *command))
-    assert by_log == by_command
-    later = json.loads(
-        run("trace", cache, "--steps", "3", "--log", log, "--begin-at", "8", "--json")
-    )
-    assert later["steps"][0]["samples"][0]["position"] == 8
+    by_log = rows("trace", cache, "--steps", "3:5", "--log", log)
+    by_command = run("trace", cache, "--steps", "3:5", "--json", *command)
+    assert by_log == [json.loads(line) for line in by_command.splitlines()]
+    later = rows("trace", cache, "--steps", "3", "--log", log, "--begin-at", "8")
+    assert later[0]["position"] == 8
 
 
 def test_a_table_has_a_row_for_each_part(cache: Path, tmp_path: Path) -> None:
@@ -93,18 +94,27 @@ def test_a_table_has_a_row_for_each_part(cache: Path, tmp_path: Path) -> None:
     words = ["trace", cache, "--steps", "1:11", "--global-batch-size", "10"]
     said = json.loads(run(*words, "-o", out, "--json"))
     table = pq.read_table(out).to_pylist()
-    found = json.loads(run(*words, "--json"))
-    parts = [
-        (step["step"], sample["position"], sample["corpus"], part["document"], part["begin"])
-        for step in found["steps"]
-        for sample in step["samples"]
-        for part in sample["parts"]
-    ]
-    assert [
-        (row["step"], row["position"], row["corpus"], row["document"], row["begin"])
-        for row in table
-    ] == parts
-    assert said == [{"out": str(out), "rows": len(parts)}]
+    assert table == rows(*words)
+    assert said == [{"out": str(out), "rows": len(table)}]
+
+
+def test_columns_are_those_of_all_jobs(cache: Path, tmp_path: Path) -> None:
+    """A job whose steps were skipped, or rolled back, has its columns after one without any."""
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    logs[0].write_text("".join(line(n, 8 * n, 8) for n in range(1, 7)))
+    again = "".join(line(n, 8 * n, 8) for n in range(5, 10))
+    logs[1].write_text(
+        "------------------------ arguments ------------------------\n"
+        "  iterations_to_skip .............. [6]\n"
+        "-------------------- end of arguments ---------------------\n"
+        " successfully loaded checkpoint from /c [ t 1/1, p 1/1 ] at iteration 4\n" + again
+    )
+    words = ["trace", cache, "--steps", "1:10", "--log", logs[0], "--log", logs[1]]
+    found = rows(*words)
+    run(*words, "-o", tmp_path / "t.parquet")
+    assert pq.read_table(tmp_path / "t.parquet").to_pylist() == found
+    assert {row["step"] for row in found if row["rolled_back"]} == {5, 6}
+    assert {(row["step"], row["job"]) for row in found if row["skipped"]} == {(6, 1)}
 
 
 def test_what_cannot_be_asked_is_refused(cache: Path, tmp_path: Path) -> None:
@@ -112,7 +122,7 @@ def test_what_cannot_be_asked_is_refused(cache: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.log"
     empty.write_text("nothing\n")
     for words, said in [
-        ([], "give one of --steps, --positions, --find and --diff"),
+        ([], "give one of --steps, --positions and --find"),
         (["--steps", "1", "--positions", "2"], "give one of"),
         (["--steps", "1"], "follows from --log FILE"),
         (["--steps", "x"], "expected a number, or A:B"),
@@ -142,55 +152,11 @@ def test_a_log_of_another_run_is_said(cache: Path, tmp_path: Path) -> None:
     assert "took samples beyond" in done.stderr
 
 
-def test_two_caches_are_compared(cache: Path, tmp_path: Path) -> None:
-    """Equal ones end at once; others say where they differ first, and in what."""
-    assert json.loads(run("trace", cache, "--diff", cache, "--json"))["first"] is None
-    other = build_numbered(tmp_path, seed=6)
-    found = json.loads(run("trace", cache, "--diff", other, "--json"))
-    ours, theirs = Tokens(cache), Tokens(other)
-    differing = [
-        position
-        for position in range(found["size"])
-        if ours.of(position)[0] != theirs.of(position)[0]
-        or ours.of(position)[1].tolist() != theirs.of(position)[1].tolist()
-    ]
-    assert found["first"] == differing[0]
-    assert found["differing"] == len(differing)
-    assert {Path(one["corpus"]).name for one in found["exposures"]} == {"short", "mixed", "long"}
-    assert "samples differ" in run("trace", cache, "--diff", other)
-
-
-def test_corpora_of_equal_lengths_are_told_apart(tmp_path: Path) -> None:
-    """By the digests of their tokens, which receipts have; without them lengths have to do."""
-    paths = []
-    for name, first in (("one", 0), ("same", 0), ("other", 7)):
-        (tmp_path / name).mkdir()
-        write_corpus(str(tmp_path / name / "raw"), [np.arange(40) + first] * 30, "i4")
-        merge(SerialCommunicator(), [str(tmp_path / name / "raw")], str(tmp_path / name / "a"))
-        fields = {
-            "sequence_length": 16,
-            "seed": 1,
-            "split": "100,0,0",
-            "samples": {"train": 20, "valid": 0, "test": 0},
-            "blend": [str(tmp_path / name / "a")],
-        }
-        paths.append(build_here(fields, tmp_path / "caches", name).path)
-    one, same, other = paths
-
-    def differing(first: Path, second: Path) -> float:
-        return float(json.loads(run("trace", first, "--diff", second, "--json"))["share"])
-
-    assert differing(one, same) == 0
-    assert differing(one, other) == 1
-    Path(receipt_path(str(tmp_path / "other/a"))).unlink()
-    assert differing(one, other) == 0
-
-
-def test_a_report_of_two_caches(cache: Path, tmp_path: Path) -> None:
+def test_a_report(cache: Path, tmp_path: Path) -> None:
     """Numbers as JSON, a table for people, and a page."""
     page = tmp_path / "report.html"
-    found = json.loads(run("report", cache, "--against", cache, "-o", page, "--json"))
-    assert found["against"]["corpora"] == found["corpora"]
+    found = json.loads(run("report", cache, "-o", page, "--json"))
+    assert len(found["corpora"]) == 3
     assert page.stat().st_size > 3_000_000
     said = run("report", cache, "--window", "2steps", "--global-batch-size", "10")
     assert "13 windows" in said
@@ -246,15 +212,14 @@ def test_data_is_removed_and_shown_to_be(tmp_path: Path) -> None:
     run("build", tmp_path / "c.json", "-o", tmp_path, "--name", "first")
     first, lines = tmp_path / "first.h5", str(tmp_path / "rows.txt")
     Path(lines).write_text("a.jsonl:120-123\r\n\na.jsonl:300\n", encoding="utf-8-sig")
-    found = json.loads(run("trace", first, "--find", lines, "--text", "3", "--json"))
-    parts = [part for sample in found["samples"] for part in sample["parts"]]
+    parts = rows("trace", first, "--find", lines, "--text", "3")
     assert {part["line"] for part in parts} == {120, 121, 122, 123, 300}
     assert {part["document"] for part in parts} == {118, 119, 120, 121, 298}
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    told = [part for sample in found["samples"][:3] for part in sample["parts"]]
-    assert len(told) >= 3
+    told = [part for part in parts if "text" in part]
+    assert len({part["position"] for part in told}) == 3
     for part in told:
         ids = tokenizer.encode(texts[part["line"] - 1], add_special_tokens=False).ids
         own = [*ids, tokenizer.token_to_id("<|endoftext|>")][part["begin"] : part["end"]]
@@ -266,8 +231,7 @@ def test_data_is_removed_and_shown_to_be(tmp_path: Path) -> None:
     config["blend"] = [str(view)]
     (tmp_path / "c.json").write_text(json.dumps(config))
     run("build", tmp_path / "c.json", "-o", tmp_path, "--name", "second")
-    again = json.loads(run("trace", tmp_path / "second.h5", "--find", lines, "--json"))
-    assert again["samples"] == []
-    kept = json.loads(run("trace", tmp_path / "second.h5", "--find", "a.jsonl:124", "--json"))
-    assert {part["line"] for sample in kept["samples"] for part in sample["parts"]} == {124}
+    assert rows("trace", tmp_path / "second.h5", "--find", lines) == []
+    kept = rows("trace", tmp_path / "second.h5", "--find", "a.jsonl:124")
+    assert {part["line"] for part in kept} == {124}
     assert len(open_idx(str(view)).lengths) == len(open_idx(str(tmp_path / "a")).lengths) - 5

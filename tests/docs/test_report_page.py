@@ -20,10 +20,10 @@ pytestmark = pytest.mark.more  # which has Chromium
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a blend beside another part of it."""
+    """The page of a blend."""
     directory = tmp_path_factory.mktemp("report")
     found = trace(build_numbered(directory))
-    text = page_of(make_report(found, batch=10), make_report(found, samples=90))
+    text = page_of(make_report(found, batch=10))
     path = directory / "report.html"
     path.write_text(text)
     return path

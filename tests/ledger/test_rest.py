@@ -20,7 +20,7 @@ from distcache.errors import CacheCorrupt, ConfigError, KeyMismatch
 from distcache.ledger.rest import RestOptions, Trained, write_rest
 from distcache.ledger.rest_pieces import Pieces, left_once_more
 from distcache.ledger.steps import Sampling
-from distcache.ledger.traced_split import TracedSplit, open_for_trace
+from distcache.ledger.trace import trace
 from distcache.ranks.communicator import SerialCommunicator
 from tests.ledger.runs import ORDERS, Tokens, build_numbered
 from tests.support.caches import build_here
@@ -29,7 +29,7 @@ from tests.support.corpora import write_corpus
 
 def trained_on(path: Path, samples: int) -> Trained:
     """Return a cache after some samples."""
-    return Trained(TracedSplit(open_for_trace(path)), samples)
+    return Trained(trace(path), samples)
 
 
 def counted(path: Path, positions: Any) -> list[NDArray[np.int64]]:
@@ -117,7 +117,7 @@ def test_several_caches_count_together(tmp_path: Path) -> None:
             tmp_path / f"other/corpora/{name}.idx"
         ).read_bytes()
     moved = {str(tmp_path / "other/corpora"): str(tmp_path / "corpora")}
-    second = Trained(TracedSplit(open_for_trace(other, moved)), 70)
+    second = Trained(trace(other, prefixes=moved), 70)
     rest = write_rest([trained_on(one, 50), second], str(tmp_path / "out"), RestOptions())
     pairs = zip(counted(one, range(50)), counted(other, range(70)), rest.corpora, strict=True)
     for corpus, (first, then, made) in enumerate(pairs):
@@ -130,7 +130,7 @@ def test_shuffled_epochs_are_counted(kind: Any, tmp_path: Path) -> None:
     """In a cyclic order samples are seen in its order, also more than once."""
     path = build_numbered(tmp_path)
     sampling = Sampling(kind, 2, 3)
-    split = TracedSplit(open_for_trace(path))
+    split = trace(path)
     positions = sampling.order(split.size).ids(0, 300)
     rest = write_rest(
         [trained_on(path, 300)], str(tmp_path / "out"), RestOptions(sampling=sampling)
@@ -269,7 +269,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     """Too many samples, too few passes, and caches of other corpora or splits."""
     path = build_numbered(tmp_path)
     out = str(tmp_path / "out")
-    size = TracedSplit(open_for_trace(path)).size
+    size = trace(path).size
     with pytest.raises(ConfigError, match=f"has {size} in its train split"):
         write_rest([trained_on(path, size + 1)], out, RestOptions())
     with pytest.raises(ConfigError, match=r"inputs \d times already"):
@@ -279,6 +279,6 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         write_rest([trained_on(path, 1), trained_on(other, 1)], out, RestOptions())
     split = build_numbered(tmp_path / "third", split="70,30,0")
     moved = {str(tmp_path / "third/corpora"): str(tmp_path / "corpora")}
-    third = Trained(TracedSplit(open_for_trace(split, moved)), 1)
+    third = Trained(trace(split, prefixes=moved), 1)
     with pytest.raises(ConfigError, match="is split otherwise"):
         write_rest([trained_on(path, 1), third], out, RestOptions())

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from distcache.corpus import open_idx
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import find_receipt, receipt_path, write_receipt
+from distcache.corpus.source_rows import CorpusSources
 from distcache.edit.merge import convert, materialize, merge
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
@@ -29,7 +30,6 @@ from distcache.errors import CorpusError
 from distcache.ingest import pieces
 from distcache.ledger.rest_pieces import Pieces
 from distcache.ledger.rest_views import count_left, write_view
-from distcache.ledger.source_rows import CorpusSources
 from distcache.ranks.communicator import SerialCommunicator
 from tests.edit.test_audit import faults_of
 from tests.ingest.test_text import run

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distcache.errors import ConfigError
-from distcache.ledger.asked_run import runs_of
+from distcache.ledger.jobs_of_run import runs_of
 from distcache.ledger.steps import (
     Sampling,
     evaluation_steps,
@@ -240,7 +240,7 @@ def test_documents_are_found_at_their_steps(tmp_path: Path) -> None:
     )
     steps, _ = logged_steps(jobs)
     for sampling in (Sampling("single", 2, 2), Sampling("cyclic", 2, 2), Sampling("sharded", 2, 2)):
-        run = TracedRun(found, sampling)
+        run = TracedRun(found, sampling, steps)
         truth = set()
         for some in run.of_steps(steps):
             corpora = np.repeat(some.traced.corpora, np.diff(some.traced.bounds))
@@ -253,7 +253,7 @@ def test_documents_are_found_at_their_steps(tmp_path: Path) -> None:
                 if corpus == 1 and sequence in (5, 40, 41):
                     truth.add((row, *map(int, place), sequence))
         have = set()
-        for some in run.find({1: np.array([5, 40, 41])}, steps):
+        for some in run.find({1: np.array([5, 40, 41])}):
             counts = np.diff(some.traced.bounds)
             assert (counts > 0).all()
             assert some.dealt is not None

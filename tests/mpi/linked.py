@@ -10,7 +10,7 @@ from distcache.plan import costs
 
 
 def make_links_free() -> None:
-    """Let the assignment take links for all sections that are split."""
+    """Let the assignment link all large sections."""
     costs.LINK_SHARE = costs.DRAW_SHARE = 0.0  # type: ignore[misc]
 
 

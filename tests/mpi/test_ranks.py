@@ -12,7 +12,7 @@ import pytest
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.prepare import make_plan_together
 from distcache.plan import costs
-from distcache.plan.assignment import assign_all
+from distcache.plan.assignment import assign
 from distcache.plan.layout import make_layout
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
@@ -20,19 +20,6 @@ from tests.support.caches import build_here
 from tests.support.processes import LAUNCHERS, start
 
 pytestmark = pytest.mark.mpi
-
-
-def test_the_large_sections_are_split(large_config: dict[str, Any]) -> None:
-    """The large sections are split, or the tests below would say nothing about splitting."""
-    config = config_from_mapping(large_config)
-    plan = make_plan_together(SerialCommunicator(), config, 1, NullProgress())
-    layout = make_layout(plan.items)
-    for ranks in (2, 3, 4):
-        work = assign_all(plan.items, layout, ranks)
-        sections = [plan.sections[layout.units[unit].items[0]] for unit in work.halved]
-        assert len(sections) == 2
-        assert any(section.size.separate_samples is not None for section in sections)
-        assert any(section.cut.keep_partial for section in sections)
 
 
 @pytest.mark.few(2)
@@ -70,11 +57,11 @@ def test_links_are_taken_where_they_cost_nothing(
         SerialCommunicator(), config_from_mapping(large_config), 1, NullProgress()
     )
     layout = make_layout(plan.items)
-    assert len(assign_all(plan.items, layout, 2048).linked) > 0
+    assert len(assign(plan.items, layout, 2048).linked) > 0
     monkeypatch.setattr(costs, "LINK_SHARE", 0.0)
     monkeypatch.setattr(costs, "DRAW_SHARE", 0.0)
     for ranks in (2, 3, 4):
-        assert len(assign_all(plan.items, layout, ranks).linked) == 2
+        assert len(assign(plan.items, layout, ranks).linked) == 2
 
 
 def test_two_threads_of_one_process(

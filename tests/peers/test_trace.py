@@ -19,7 +19,6 @@ from distcache.ledger.rest import RestOptions, Trained, write_rest
 from distcache.ledger.steps import Sampling, Steps
 from distcache.ledger.trace import trace
 from distcache.ledger.traced_run import TracedRun
-from distcache.ledger.traced_split import TracedSplit, open_for_trace
 from distcache.megatron.batch_sizes import batch_sizes
 from distcache.megatron.training_options import Training
 from tests.ledger.runs import build_numbered, fields_of
@@ -213,7 +212,7 @@ def test_batches_need_what_they_depend_on() -> None:
 def test_megatron_counts_what_is_left(case: str, tmp_path: Path) -> None:
     """Read by Megatron's own index, the views have each token as often as it is left."""
     path = build_numbered(tmp_path, case)
-    split = TracedSplit(open_for_trace(path))
+    split = trace(path)
     rest = write_rest([Trained(split, 130)], str(tmp_path / "rest"), RestOptions())
     traced = trace(path).samples(np.arange(130))
     inputs = traced.ends - traced.label_only

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.builder.slices import edges, overlaps, row_bounds, windows
+from distcache.builder.slices import edges, row_bounds, windows
 from distcache.cache.format import SECTIONS
 from distcache.errors import ConfigError, NoSpace
 from distcache.plan.assignment import assign
@@ -74,15 +74,6 @@ def test_edges_leave_every_stripe_to_one_rank(bounds: list[int], stripe: int) ->
         own = np.flatnonzero(writer == rank)
         assert own.size == 0 or own[-1] - own[0] + 1 == own.size
         assert own.size == 0 or own[0] % stripe == 0
-
-
-@given(bounds_of_bytes, st.integers(0, 400), st.integers(0, 400))
-def test_overlaps_cover_a_range_once(bounds: list[int], begin: int, length: int) -> None:
-    """Each of its positions that somebody has goes to just that rank."""
-    found = overlaps(bounds, begin, begin + length)
-    covered = [position for _, first, last in found for position in range(first, last)]
-    assert covered == list(range(begin, min(begin + length, bounds[-1])))
-    assert all(bounds[rank] <= first < last <= bounds[rank + 1] for rank, first, last in found)
 
 
 @given(bounds_of_bytes, st.integers(1, 50))
@@ -183,22 +174,12 @@ def test_every_unit_is_assigned_once(
     """Every unit is assigned once to one rank, or to all if it is split."""
     layout = make_layout(items)
     todo = frozenset(range(0, len(layout.units), 2))
-    work = assign(items, layout, todo, count, threads)
-    split = work.split_sections
+    work = assign(items, layout, count, threads, todo=todo)
+    split = work.linked
     assert sorted([*split, *work.sliced, *itertools.chain(*work.local)]) == sorted(todo)
     assert all(layout.units[unit].splittable for unit in split)
     assert not split or count > 1
     assert len(work.memory) == count
-
-
-def test_splitting_never_breaks_a_limit_that_one_rank_keeps() -> None:
-    """A split section takes more on the rank that shuffles it than a whole one."""
-    items = [section(100_000_000, 1_000_000)]
-    layout = make_layout(items)
-    alone = assign(items, layout, frozenset([0]), 1)
-    for count in (2, 4, 8):
-        work = assign(items, layout, frozenset([0]), count, 1, max(alone.memory))
-        assert max(work.memory) <= max(alone.memory)
 
 
 def test_copied_units_take_no_memory() -> None:
@@ -206,21 +187,20 @@ def test_copied_units_take_no_memory() -> None:
     items = [section(100_000_000, 1_000_000)]
     layout = make_layout(items)
     everything = frozenset([0])
-    assign(items, layout, everything, 2, 2, 200 << 20, copied=everything)
+    assign(items, layout, 2, 2, 200 << 20, copied=everything)
 
 
 def test_a_memory_limit_is_kept_or_refused() -> None:
     """Fewer threads, then split sections, then an error that gives the number."""
     items = [section(20_000_000, 1_000_000) for _ in range(8)]
     layout = make_layout(items)
-    todo = frozenset(range(len(layout.units)))
-    free = assign(items, layout, todo, 2, threads=4)
+    free = assign(items, layout, 2, threads=4)
     limit = int(max(free.memory) * 0.6)
-    tight = assign(items, layout, todo, 2, threads=4, memory_limit=limit)
+    tight = assign(items, layout, 2, threads=4, memory_limit=limit)
     assert max(tight.memory) <= limit
     assert tight.threads < 4
     with pytest.raises(NoSpace, match="--memory-limit 1000: a rank needs"):
-        assign(items, layout, todo, 2, threads=4, memory_limit=1000)
+        assign(items, layout, 2, threads=4, memory_limit=1000)
 
 
 @given(st.integers(0, 5000), st.integers(1, 4000), st.integers(1, 60), st.booleans())

@@ -27,7 +27,7 @@ from distcache.ingest.pipeline import ingest
 from distcache.megatron.names import Naming
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
-from distcache.plan import assignment, costs
+from distcache.plan import costs
 from distcache.plan import layout as layouts
 from distcache.ranks import agreement
 from tests.faults.every_call import ALLOCATIONS, Site, Striker, striking
@@ -146,7 +146,7 @@ def make_job(
     kind = request.param
     if kind in ("split", "linked"):
         monkeypatch.setattr(layouts, "SPLITTABLE_FROM", 1 << 19)
-        monkeypatch.setattr(assignment, "REFERENCE", costs.Costs(small=2000.0))
+        monkeypatch.setattr(costs, "SMALL", 2000.0)
         monkeypatch.setattr(costs, "LINK_SHARE", 0.0 if kind == "linked" else 1e9)
     if kind == "localize":
         config = config_from_mapping(blend_config)

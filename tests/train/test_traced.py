@@ -62,7 +62,7 @@ def test_planted_documents_are_found_at_the_steps_that_loaders_gave(
     size = micro * ranks * accumulate
     taken = Steps.of(numbers, numbers * size, np.full(count, size))
     found = trace(path)
-    run = TracedRun(found, Sampling(kind, micro, ranks))
+    run = TracedRun(found, Sampling(kind, micro, ranks), taken)
     dealt = {}
     for some in run.of_steps(taken):
         assert some.dealt is not None
@@ -85,7 +85,7 @@ def test_planted_documents_are_found_at_the_steps_that_loaders_gave(
         if corpus == 2 and inputs & planted:
             expected.add(place)
     have = set()
-    for some in run.find({2: wanted}, taken):
+    for some in run.find({2: wanted}):
         assert some.dealt is not None
         inputs = np.add.reduceat(
             some.traced.ends - some.traced.begins - some.traced.label_only,

@@ -10,15 +10,15 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.contents import ArrayView
+from distcache.cache.contents import ArrayView, Cache
 from distcache.cache.corpus_places import Moves, located_moved
 from distcache.cache.format import ARRAY_NAMES, BLENDS, MEMBERS, SECTIONS, SOURCES
 from distcache.corpus import open_idx
@@ -28,9 +28,27 @@ from distcache.plan.sizes import sequence_range
 from distcache.storage.files import read_file
 
 END: Final = "-description.txt"
-LONGEST: Final = 64 << 20  # bytes of a description
+MAX_DESCRIPTION_BYTES: Final = 64 << 20
 BLEND: Final = "BlendedDataset"
-AT_ONCE: Final = 1 << 20  # boundaries of samples
+CHUNK_BOUNDARIES: Final = 1 << 20
+Share = tuple[float, float] | None
+
+
+class _Dataset(msgspec.Struct, frozen=True):
+    """What a description says of a dataset."""
+
+    dataset_path: str
+    sequence_length: int
+    num_samples: int | None
+    index_split: str
+    split_matrix: tuple[Share, Share, Share]
+
+
+class _Blend(msgspec.Struct, frozen=True):
+    """What a description says of a blend."""
+
+    datasets: list[_Dataset]
+    weights: list[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,8 +58,8 @@ class NpyView(ArrayView):
     path: Path = Path()
 
 
-class MegatronCache:
-    """The arrays of one split in a directory of Megatron's, with the face of a cache.
+class MegatronFiles(Cache):
+    """The arrays of one split in a directory of Megatron's, as a cache of what is known.
 
     Descriptions do not say whether samples overlap by a token; the arrays do.
 
@@ -51,8 +69,6 @@ class MegatronCache:
         Directory, or the start of the names of a blend or dataset in it.
     split : str
         "train", "valid" or "test".
-    directory : str
-        Directory to which the paths of corpora are relative.
     moves : tuple of (str, str)
         Directories of corpora at the time of training, and now.
 
@@ -66,46 +82,51 @@ class MegatronCache:
         If a description or an array is not what it must be.
     """
 
-    def __init__(self, path: Path, split: str, directory: str, moves: Moves = ()) -> None:
-        self.path = path
-        self.moves = moves
+    key = ""  # set below, for each directory
+    sequence_length = 0
+    add_extra_token = True
+
+    def __init__(self, path: Path, split: str, moves: Moves = ()) -> None:
+        self.path, self.moves = path, moves
         stem, top = _find(path, split)
-        self.key = stem.name.partition("-")[0]
-        self._directory, self._relative_to = stem.parent, directory
-        datasets = top["datasets"] if top["class"] == BLEND else [top]
-        self.prefixes = list(dict.fromkeys(one["dataset_path"] for one in datasets))
-        self.sequence_length = int(datasets[0]["sequence_length"])
-        self.identity: dict[str, Any] = {
-            "order": "megatron",
-            "drop_last_partial_validation_sequence": True,
+        self.key, self._directory = stem.name.partition("-")[0], stem.parent
+        is_blend = top["class"] == BLEND
+        raw = top["datasets"] if is_blend else [top]
+        datasets = [msgspec.convert(one, _Dataset) for one in raw]
+        self.prefixes = list(dict.fromkeys(one.dataset_path for one in datasets))
+        self.sequence_length = datasets[0].sequence_length
+        self.identity = {"order": "megatron", "drop_last_partial_validation_sequence": True}
+        self._stems = {"blends": [stem] if is_blend else []}
+        self._stems["sections"] = [
+            stem if one is top else _stem_of(stem.parent, one) for one in raw
+        ]
+        here = str(Path.cwd())
+        self._places = [located_moved(here, prefix, moves) for prefix in self.prefixes]
+        sizes = {"sources": SOURCES, "sections": SECTIONS, "blends": BLENDS, "members": MEMBERS}
+        counts = {"sources": len(self._places), "blends": 0}
+        self._tables: dict[str, NDArray[Any]] = {
+            name: np.zeros(counts.get(name, len(datasets)), rows) for name, rows in sizes.items()
         }
-        self._stems: dict[str, list[Path]] = {"sections": [], "blends": []}
-        self._places = [located_moved(directory, prefix, moves) for prefix in self.prefixes]
-        self._tables = {
-            "sources": _sources(self._places),
-            "sections": np.zeros(len(datasets), SECTIONS),
-            "blends": np.zeros(0, BLENDS),
-            "members": np.zeros(len(datasets), MEMBERS),
-        }
-        if top["class"] == BLEND:
-            self._stems["blends"].append(stem)
-        for row, one in enumerate(datasets):
-            own = stem if top is one else _stem_of(stem.parent, one)
-            self._stems["sections"].append(own)
-            self._describe(row, one, split, top)
-        self.add_extra_token = self._overlaps(datasets)
+        for row, place in enumerate(self._places):
+            idx, entry = open_idx(place), self._tables["sources"][row]
+            entry["idx_size"], entry["sequences"] = idx.size, len(idx.lengths)
+            entry["documents"], entry["type_code"] = len(idx.bounds) - 1, idx.type_code
+        weights = top.get("weights") or [np.nan] * len(datasets)
+        for row, (one, weight) in enumerate(zip(datasets, weights, strict=True)):
+            self._describe(row, one, split, weight, blend=0 if is_blend else -1)
+        self.add_extra_token = self._overlaps()
 
     @property
     def splits(self) -> list[str]:
         """The splits that it has files of; `of_split` reads another one."""
         return [split for split in SPLITS if any(self._directory.glob(f"*-{split}{END}"))]
 
-    def of_split(self, split: str) -> MegatronCache:
+    def of_split(self, split: str) -> MegatronFiles:
         """Return the same of another split."""
-        return MegatronCache(self._directory, split, self._relative_to, self.moves)
+        return MegatronFiles(self._directory, split, self.moves)
 
     def table(self, name: str) -> NDArray[Any]:
-        """Return a table as `Cache.table` does, with what is known."""
+        """Return a table, with what is known."""
         return self._tables[name]
 
     def columns_of(self, source: int) -> bytes:
@@ -138,41 +159,37 @@ class MegatronCache:
     def require_intact(self) -> None:
         """Accept what was read: mappings of NumPy do not say what they could not read."""
 
-    def _describe(self, row: int, one: dict[str, Any], split: str, top: dict[str, Any]) -> None:
+    def _describe(self, row: int, one: _Dataset, split: str, weight: float, blend: int) -> None:
         """Fill the rows of a dataset."""
-        source = self.prefixes.index(one["dataset_path"])
+        source = self.prefixes.index(one.dataset_path)
         sequences = int(self._tables["sources"]["sequences"][source])
-        share = one["split_matrix"][SPLITS.index(split)]
-        begin, end = sequence_range(tuple(share), sequences)
+        share = one.split_matrix[SPLITS.index(split)]
+        if share is None:
+            raise CacheCorrupt(f"{self._stems['sections'][row]}: describes no part of {split!r}")
+        begin, end = sequence_range(share, sequences)
         arrays = self.arrays("sections", row)
-        samples = arrays["shuffle_index"].shape[0]
-        section = self._tables["sections"][row]
+        section, member = self._tables["sections"][row], self._tables["members"][row]
         section["source"], section["begin"], section["end"] = source, begin, end
         section["epochs"] = arrays["document_index"].shape[0] // max(end - begin, 1)
-        section["samples"], section["order"] = samples, b"megatron"
-        member = self._tables["members"][row]
+        section["samples"], section["order"] = arrays["shuffle_index"].shape[0], b"megatron"
         member["split"], member["source"], member["section"] = split.encode(), source, row
-        requested = one["num_samples"]
-        member["requested"] = -1 if requested is None else requested
-        member["blend"] = 0 if top["class"] == BLEND else -1
-        member["weight"] = top["weights"][row] if top.get("weights") else np.nan
+        member["requested"] = -1 if one.num_samples is None else one.num_samples
+        member["blend"], member["weight"] = blend, weight
 
-    def _overlaps(self, datasets: Sequence[dict[str, Any]]) -> bool:
+    def _overlaps(self) -> bool:
         """Return whether samples overlap by a token, by a boundary between two sequences.
 
         One that ends with its sequence is written as the end of this, or as the begin of the next.
         """
-        for row in range(len(datasets)):
+        for row, stem in enumerate(self._stems["sections"]):
             views = self.arrays("sections", row)
-            boundaries, documents = (
-                self.read(views[n]) for n in ("sample_index", "document_index")
-            )
-            source = int(self._tables["sections"]["source"][row])
-            lengths = open_idx(self._places[source]).lengths
-            for begin in range(1, len(boundaries), AT_ONCE):
-                some = np.array(boundaries[begin : begin + AT_ONCE], np.int64)
+            boundaries = self.read(views["sample_index"])
+            documents = self.read(views["document_index"])
+            lengths = open_idx(self._places[int(self.table("sections")["source"][row])]).lengths
+            for begin in range(1, len(boundaries), CHUNK_BOUNDARIES):
+                some = np.array(boundaries[begin : begin + CHUNK_BOUNDARIES], np.int64)
                 if (some < 0).any() or (some[:, 0] >= len(documents)).any():
-                    raise CacheCorrupt(f"{self._stems['sections'][row]}: leads outside of itself")
+                    raise CacheCorrupt(f"{stem}: leads outside of itself")
                 ends = lengths[documents[some[:, 0]]]
                 if ((some[:, 1] == ends) & (ends > 0)).any():
                     return False
@@ -215,24 +232,13 @@ def _find(path: Path, split: str) -> tuple[Path, dict[str, Any]]:
 def _description(path: Path) -> dict[str, Any]:
     """Read a description, which has all fields that are needed."""
     try:
-        found = json.loads(read_file(path, LONGEST))
-        for one in found["datasets"] if found["class"] == BLEND else [found]:
-            matrix = one["split_matrix"]
-            sound = (
-                isinstance(one["dataset_path"], str)
-                and type(one["sequence_length"]) is int
-                and type(one["num_samples"]) in (int, type(None))
-                and len(matrix) == 3
-                and all(share is None or len(share) == 2 for share in matrix)
-            )
-            if not sound:
-                raise TypeError("a field is of another type")
-        weights = found.get("weights") if found["class"] == BLEND else None
-        if weights and not (
-            len(weights) == len(found["datasets"])
-            and all(type(weight) in (int, float) for weight in weights)
+        found = json.loads(read_file(path, MAX_DESCRIPTION_BYTES))
+        kind: Any = _Blend if found["class"] == BLEND else _Dataset
+        known = msgspec.convert(found, kind)
+        if isinstance(known, _Blend) and len(known.weights or known.datasets) != len(
+            known.datasets
         ):
-            raise TypeError("weights are not a number for each data set")
+            raise ValueError("weights are not a number for each data set")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CacheCorrupt(f"{path}: is not a description of Megatron's: {error!r}") from error
     return dict(found)
@@ -246,18 +252,6 @@ def _text(one: dict[str, Any]) -> bytes:
 def _stem_of(directory: Path, one: dict[str, Any]) -> Path:
     digest = hashlib.md5(_text(one), usedforsecurity=False).hexdigest()
     return directory / f"{digest}-{one['class']}-{one['index_split']}"
-
-
-def _sources(places: Sequence[str]) -> NDArray[Any]:
-    """Return the table of corpora, as they are now."""
-    table = np.zeros(len(places), SOURCES)
-    for row, place in enumerate(places):
-        idx = open_idx(place)
-        entry = table[row]
-        entry["idx_size"], entry["sequences"] = idx.size, len(idx.lengths)
-        entry["documents"] = len(idx.bounds) - 1
-        entry["type_code"] = idx.type_code
-    return table
 
 
 def _mapped(path: Path) -> NDArray[Any]:

@@ -1,9 +1,8 @@
-"""Which steps a run has, and how each job dealt its samples: by options, or by logs."""
+"""The jobs of a run, with the steps of each: by options, or by logs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,13 +28,6 @@ NO_STEPS = (
 )
 
 
-class AskedRun(NamedTuple):
-    """A job, and its steps; None where only positions are known."""
-
-    run: TracedRun
-    steps: Steps | None
-
-
 def runs_of(
     trace: Trace,
     jobs: Sequence[LoggedJob] = (),
@@ -43,7 +35,7 @@ def runs_of(
     *,
     last: int | None = None,
     begin_at: int = 0,
-) -> tuple[list[AskedRun], list[str]]:
+) -> tuple[list[TracedRun], list[str]]:
     """Return the jobs of a run over a split.
 
     Parameters
@@ -62,7 +54,7 @@ def runs_of(
 
     Returns
     -------
-    runs : list of AskedRun
+    runs : list of TracedRun
         One for each job, without steps where neither a log nor options are given.
     notes : list of str
         Steps that are not known, or not of this cache.
@@ -73,15 +65,15 @@ def runs_of(
         If an option is missing, or Megatron would refuse it.
     """
     if options is None and not jobs:
-        return [AskedRun(TracedRun(trace, Sampling()), None)], []
+        return [TracedRun(trace, Sampling())], []
     chosen = [options or run_of_log(job) for job in jobs]
     if options is not None and not jobs:
         chosen = [options]
-    split = trace.split.split
+    split = trace.split
     notes: list[str] = []
     if split != "train":
         sampling = Sampling.of_run(chosen[-1], split)
-        return [AskedRun(TracedRun(trace, sampling), _evaluations(trace, chosen[-1], last))], []
+        return [TracedRun(trace, sampling, _evaluations(trace, chosen[-1], last))], []
     if jobs:
         whole, notes = logged_steps(jobs)
     elif last is not None:
@@ -98,8 +90,8 @@ def runs_of(
         steps = whole.take(whole.jobs == number) if jobs else whole
         total = None if run.order.repeats else len(trace)
         notes += _doubts(trace, run.sampling, own, steps, logged=bool(jobs))
-        within = steps.within(begin_at, total)
-        found.append(AskedRun(run, within))
+        run.steps = steps.within(begin_at, total)
+        found.append(run)
         beyond = int(np.count_nonzero(steps.ends - begin_at > len(trace)))
         if beyond and total is not None:
             notes.append(
@@ -130,8 +122,8 @@ def _doubts(
 
 def _evaluations(trace: Trace, options: RunOptions, last: int | None) -> Steps:
     """Return the evaluations of validation; of test, the one at the end of training."""
-    training, sampling = options.training, Sampling.of_run(options, trace.split.split)
-    if trace.split.split == "valid":
+    training, sampling = options.training, Sampling.of_run(options, trace.split)
+    if trace.split == "valid":
         return evaluations_within(training, len(trace), sampling, last)
     steps = evaluation_steps(training, 1, len(trace), sampling)
     return Steps.of(
@@ -139,40 +131,21 @@ def _evaluations(trace: Trace, options: RunOptions, last: int | None) -> Steps:
     )
 
 
-def steps_between(
-    runs: Sequence[AskedRun], first: int, last: int
-) -> tuple[list[AskedRun], list[str]]:
-    """Return the jobs with their steps from one number up to another, which is not among them.
-
-    Returns
-    -------
-    runs : list of AskedRun
-        Jobs with these steps.
-    notes : list of str
-        Steps that the run does not have.
+def require_steps(runs: Sequence[TracedRun], first: int, last: int) -> list[str]:
+    """Return which steps from one number up to another, which is not among them, runs lack.
 
     Raises
     ------
     ConfigError
         If there is no such step, or none is known.
     """
-    found, numbers = [], []
-    for run, steps in runs:
-        if steps is None:
-            raise ConfigError(NO_STEPS)
-        found.append(AskedRun(run, steps.between(first, last)))
-        numbers.append(steps.numbers)
-    known = np.concatenate(numbers)
+    if any(run.steps is None for run in runs):
+        raise ConfigError(NO_STEPS)
+    known = np.concatenate([run.steps.numbers for run in runs if run.steps is not None])
     asked = known[(known >= first) & (known < last)]
     have = f"steps {known.min()} to {known.max()}" if len(known) else "no steps"
     if not len(asked):
         raise ConfigError(f"--steps {first}:{last}: the run has {have} of this split and cache")
     missing = last - first - len(np.unique(asked))
-    between = trace_of(runs).split.split != "train"  # evaluations are some steps apart
-    notes = [] if between or not missing else [f"the run has {have}, without {missing} of those"]
-    return found, notes
-
-
-def trace_of(runs: Sequence[AskedRun]) -> Trace:
-    """Return the split of a run."""
-    return runs[0].run.trace
+    between = runs[0].trace.split != "train"  # evaluations are some steps apart
+    return [] if between or not missing else [f"the run has {have}, without {missing} of those"]
