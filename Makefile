@@ -43,7 +43,7 @@ SANITIZED_PYTEST = DISTCACHE_KERNELS=$$(ls build/sanitized/_kernels.*.so) \
 # Files that start many processes, train tokenizers, or wait for stores: what `make test-fast` leaves out besides.
 SLOW := $(addprefix tests/,cli/test_commands.py cli/test_documents.py cli/test_urls.py edit/test_audit.py edit/test_mirror.py docs \
 	ingest/test_errors.py ingest/test_formats.py ingest/test_objects.py ingest/test_ranks.py ingest/test_text.py ingest/tokenizers/test_directory.py \
-	ingest/tokenizers/test_engines.py train/test_batches.py train/test_dataset.py train/test_unpacked_ahead.py train/test_moved.py train/buckets storage/test_bucket.py)
+	ingest/tokenizers/test_engines.py train/test_batches.py train/test_dataset.py train/test_unpacked_ahead.py train/buckets storage/test_bucket.py)
 JUDGES := 0.17.1 0.18.2 0.19.2
 NEWEST := $(lastword $(JUDGES))
 # What may differ from release to release, and what does not: all judge the one, the newest judges the other, too.

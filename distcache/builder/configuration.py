@@ -15,8 +15,7 @@ import msgspec
 
 from distcache.builder.continued import continue_cache
 from distcache.errors import ConfigError, NotReady
-from distcache.megatron.frameworks.known_frameworks import framework_named
-from distcache.megatron.names import Naming
+from distcache.megatron.names import AUTOMODEL, Naming
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
 from distcache.megatron.tokenizers import checked_tokenizer, releases_in
 from distcache.plan.config import (
@@ -383,7 +382,6 @@ def naming_from(
     releases: str | None,
     *,
     fim_data: bool | None,
-    framework: str | None = None,
 ) -> Naming:
     """Return what decides the names of files, as a command's options say it.
 
@@ -392,17 +390,18 @@ def naming_from(
     tokenizer : path or None
         Description file for `tokenizer_from`.
     releases : str or None
-        Releases, separated by commas: ``0.18,0.19``.
+        Releases, separated by commas: ``0.18,0.19``; or "automodel".
     fim_data : bool or None
         Whether training is given ``--fim-data``; None if nothing is said.
-    framework : str or None
-        Framework that looks for the files; None if nothing is said.
 
     Raises
     ------
     ConfigError
-        If a release or the framework is not known, or the file has no tokenizer.
+        If a release is not known, or the file has no tokenizer; or ``--fim-data`` for Automodel.
     """
     described = None if tokenizer is None else tokenizer_from(tokenizer)
-    named = None if framework is None else framework_named(framework)
-    return Naming(described, releases_in(releases or ""), fim_data, named)
+    if releases == AUTOMODEL:
+        if fim_data is not None:
+            raise ConfigError("--fim-data is Megatron-Core's, and not of NeMo Automodel")
+        return Naming(described, automodel=True)
+    return Naming(described, releases_in(releases or ""), fim_data)

@@ -25,7 +25,6 @@ from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
 from distcache.cli.common import (
     FimOption,
-    FrameworkOption,
     JsonOption,
     MegatronOption,
     PrefixOption,
@@ -39,7 +38,7 @@ from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.extras import needing
 from distcache.megatron.command_line import is_command, require_command
 from distcache.megatron.export import export, settings_text
-from distcache.megatron.names import MEGATRON, Naming
+from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
 from distcache.plan.config import Config, canonical_json, key_of
 from distcache.plan.identity import identity_of
@@ -336,16 +335,15 @@ def export_command(
         list[str] | None,
         typer.Option(help="FROM=TO: training will be given the corpora under another path."),
     ] = None,
-    framework: FrameworkOption = None,
     tokenizer: TokenizerOption = None,
     megatron: MegatronOption = None,
     fim_data: FimOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Arrays written at a time.")] = 2,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the files that an unmodified Megatron, or another framework, looks for.
+    """Write the files that an unmodified Megatron looks for.
 
-    Prints the options, or the YAML, that make training use them.
+    Prints the options that make training use them; for NeMo Automodel, the YAML.
 
     Examples
     --------
@@ -355,14 +353,14 @@ def export_command(
 
         distcache export CACHE -o DIR --megatron 0.19 -- torchrun pretrain_gpt.py ...
 
-        distcache export CACHE -o DIR --for maxtext
+        distcache export CACHE -o DIR --megatron automodel
     """
     rename = prefix_renamer(moves_from(prefix or [], os.environ))
-    naming = naming_from(tokenizer, megatron, fim_data=fim_data, framework=framework)
+    naming = naming_from(tokenizer, megatron, fim_data=fim_data)
     opened = open_cache(cache)
     if context.args:
-        if framework not in (None, MEGATRON):
-            raise ConfigError(f"--for {framework}: a training command is read of Megatron only")
+        if naming.automodel:
+            raise ConfigError("--megatron automodel: a training command is read of Megatron only")
         require_command(context.args)
         naming = _as_trained(opened, context.args, rename, naming)
     done = export(opened, Path(to), rename, naming, threads)

@@ -31,7 +31,7 @@ class CommandEntry(NamedTuple):
 
 
 KEPT: Final = "run again to continue"
-NAMING: Final = r"[0-9.,]+"  # releases of Megatron-Core
+NAMING: Final = r"[0-9.,]+|automodel"  # releases of Megatron-Core, or NeMo Automodel
 
 
 # Every command below its heading in the list of commands, in the order of work.

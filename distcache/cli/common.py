@@ -36,16 +36,8 @@ MegatronOption = Annotated[
     str | None,
     typer.Option(
         metavar="RELEASE,...",
-        help="Names that these releases look for, for example 0.18,0.19.",
-    ),
-]
-FrameworkOption = Annotated[
-    str | None,
-    typer.Option(
-        "--for",
-        metavar="FRAMEWORK",
-        help="Framework that is to find the files: megatron, automodel (NeMo Automodel), maxtext "
-        "or mindspeed (MindSpeed-LLM).",
+        help="Names that these releases look for, for example 0.18,0.19; or automodel, for NeMo "
+        "Automodel.",
     ),
 ]
 TokenizerOption = Annotated[

@@ -16,7 +16,6 @@ import typer
 import distcache
 from distcache.builder.prepare import is_finished
 from distcache.cli.common import (
-    FrameworkOption,
     JsonOption,
     LogOption,
     interrupt_on_signals,
@@ -25,7 +24,6 @@ from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.launch.commands import call
-from distcache.launch.doctor.frameworks import examine_framework
 from distcache.launch.doctor.machine import examine_machine
 from distcache.launch.doctor.training import examine_training
 from distcache.launch.follow import failure, follow
@@ -42,8 +40,6 @@ from distcache.launch.submit import (
     submit,
 )
 from distcache.megatron.command_line import require_command
-from distcache.megatron.frameworks.known_frameworks import framework_named
-from distcache.megatron.names import MEGATRON
 from distcache.ranks.progress import Progress
 from distcache.storage.files import make_directories, may_write
 from distcache.storage.timeouts import limits
@@ -245,10 +241,9 @@ def doctor_command(
             metavar="[DIR -- COMMAND]",
             callback=path_only,
             help="A directory that `export` or `localize --megatron` wrote, and the training "
-            "command that is to find its files, in words or as @FILE; with --for, the YAML file.",
+            "command that is to find its files, in words or as @FILE.",
         ),
     ] = None,
-    framework: FrameworkOption = None,
     shared: Annotated[
         Path | None,
         typer.Option(
@@ -260,9 +255,9 @@ def doctor_command(
 ) -> None:
     """Find what would break a first job. Run it where training runs, in its container.
 
-    With a directory and a training command, the Megatron, or the framework, of this environment
-    says which files it would look for, and for those that are missing which field of their names
-    differs. Nothing is built. Exit code 5 if anything is missing or cannot work.
+    With a directory and a training command, the Megatron of this environment says which files it
+    would look for, and for those that are missing which field of their names differs. Nothing is
+    built. Exit code 5 if anything is missing or cannot work.
 
     Examples
     --------
@@ -270,7 +265,6 @@ def doctor_command(
 
         distcache doctor /shared/megatron-cache -- torchrun pretrain_gpt.py --data-path ...
 
-        distcache doctor /shared/files --for automodel -- recipe.yaml
     """
     findings = list(examine_machine(shared, os.environ))
     document: dict[str, Any] = {}
@@ -279,15 +273,10 @@ def doctor_command(
             raise ConfigError(f"{directory}: is not a directory; give one before the command")
         # Where there is no network, a tokenizer that is not here would be waited for.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        if framework in (None, MEGATRON):
-            if not context.args:
-                raise ConfigError(
-                    "give the training command after the directory and --, or as @FILE"
-                )
-            require_command(context.args)
-            found, files = examine_training(context.args, directory)
-        else:
-            found, files = examine_framework(framework_named(framework), directory, context.args)
+        if not context.args:
+            raise ConfigError("give the training command after the directory and --, or as @FILE")
+        require_command(context.args)
+        found, files = examine_training(context.args, directory)
         findings += found
         document["files"] = files
     problems = [finding for finding in findings if finding.level == "problem"]

@@ -17,7 +17,6 @@ from distcache.builder.configuration import naming_from
 from distcache.cache.corpus_places import moves_from
 from distcache.cli.common import (
     FimOption,
-    FrameworkOption,
     JsonOption,
     LogOption,
     PrefixOption,
@@ -28,7 +27,6 @@ from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json, print_table
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.megatron.export import settings_text
-from distcache.megatron.names import MEGATRON
 from distcache.node.ahead.client import fetcher_status
 from distcache.node.localize import localize
 from distcache.node.records import Localized, LocalizeOptions, NodeReport
@@ -66,10 +64,9 @@ def localize_command(
         typer.Option(
             metavar="[RELEASE,...]",
             help="Also write Megatron's files, and print its options; with the names that these "
-            "releases look for, for example 0.18,0.19.",
+            "releases look for, for example 0.18,0.19; or automodel, for NeMo Automodel.",
         ),
     ] = None,
-    framework: FrameworkOption = None,
     tokenizer: TokenizerOption = None,
     fim_data: FimOption = None,
     prefix: PrefixOption = None,
@@ -90,17 +87,11 @@ def localize_command(
 
         distcache localize /shared/caches/pretrain.h5 --store /scratch/distcache --megatron
 
-        distcache localize /shared/caches/pretrain.h5 --for maxtext --bin copy
-
         distcache localize s3://lake/pretrain.h5 --bin copy --threads 16
     """
-    if megatron is not None:
-        if framework not in (None, MEGATRON):
-            raise ConfigError(f"--megatron and --for {framework}: give one framework")
-        framework = MEGATRON
     naming = None
-    if framework is not None:
-        naming = naming_from(tokenizer, megatron, fim_data=fim_data, framework=framework)
+    if megatron is not None:
+        naming = naming_from(tokenizer, megatron, fim_data=fim_data)
     elif tokenizer is not None or fim_data is not None:
         raise ConfigError("--tokenizer and --fim-data decide the names of --megatron: give it, too")
     communicator, problem = _join()
@@ -191,7 +182,7 @@ def list_command(directory: StoreOption = None, as_json: JsonOption = False) -> 
         return
     print_table(
         "",
-        ["cache", "made of", "size", "last use", "in use", "files for"],
+        ["cache", "made of", "size", "last use", "in use"],
         [
             [
                 entry.record.name,
@@ -199,7 +190,6 @@ def list_command(directory: StoreOption = None, as_json: JsonOption = False) -> 
                 size_text(entry.nbytes),
                 datetime.fromtimestamp(entry.last_use, UTC).isoformat(" ", "seconds"),
                 "yes" if entry.used else "",
-                entry.record.megatron.framework if entry.record.megatron else "",
             ]
             for entry in held
         ],

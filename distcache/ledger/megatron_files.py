@@ -26,6 +26,7 @@ from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.plan.config import SPLITS
 from distcache.plan.sizes import sequence_range
 from distcache.storage.files import read_file
+from distcache.storage.threads import decodable
 
 END: Final = "-description.txt"
 MAX_DESCRIPTION_BYTES: Final = 64 << 20
@@ -34,6 +35,7 @@ CHUNK_BOUNDARIES: Final = 1 << 20
 Share = tuple[float, float] | None
 
 
+@decodable
 class _Dataset(msgspec.Struct, frozen=True):
     """What a description says of a dataset."""
 

@@ -1,4 +1,8 @@
-"""Export a cache as the files that an unmodified Megatron-Core, or another framework, looks for."""
+"""Export a cache as the files that an unmodified Megatron-Core, or NeMo Automodel, looks for.
+
+A directory belongs to one cache, by the `distcache.json` in it: the names of the files do not say
+in which order samples are, so that two caches could have different arrays of one name.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import io
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -16,20 +20,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.contents import ArrayView, Cache
+from distcache.cache.contents import ArrayView, Cache, Contents
 from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
-from distcache.errors import CacheCorrupt, ConfigError, NotReady
-from distcache.megatron.arguments import IN_THE_PLACE, megatron_warnings
-from distcache.megatron.frameworks.framework import AS_YAML, ExportPlace
-from distcache.megatron.frameworks.known_frameworks import (
-    FRAMEWORKS,
-    framework_of,
-    named_files,
-    require_readable,
+from distcache.errors import CacheCorrupt, ConfigError
+from distcache.megatron.arguments import (
+    IN_THE_PLACE,
+    Arguments,
+    megatron_arguments,
+    megatron_warnings,
 )
-from distcache.megatron.names import MEGATRON, FrameworkName, NamedArrays, Naming
+from distcache.megatron.automodel import (
+    TITLE,
+    automodel_files,
+    automodel_refusals,
+    recipe_fields,
+)
+from distcache.megatron.names import NamedArrays, Naming, Rename, megatron_files
 from distcache.plan.config import SPLITS
-from distcache.plan.identity import meaning_of
 from distcache.storage.files import (
     TEMPORARY,
     atomic_write,
@@ -39,231 +46,239 @@ from distcache.storage.files import (
     open_regular,
     read_file,
     read_range,
+    recreate,
     require_text,
     sync_directory,
     temporary_name,
 )
-from distcache.storage.locks import try_lock
 from distcache.storage.threads import decodable
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import tick
 
 PIECE: Final = 8 << 20  # bytes that are written at a time
-LOCK: Final = "distcache-export.lock"
-POLL: Final = 0.1  # seconds
+RECORD: Final = "distcache.json"
 LARGEST: Final = 1 << 30  # bytes of a record of an export
 
 
 @decodable
 class Exported(msgspec.Struct, frozen=True):
-    """The result of an export: files, the framework's settings, samples and warnings.
+    """The result of an export, which its directory keeps as `distcache.json`."""
 
-    `arguments` are options with their values, or lines of YAML. `meaning` has those parts of the
-    cache's identity that Megatron's names do not have.
-    """
-
+    key: str  # key of the cache
     directory: str
     files: list[str]
-    arguments: list[str]
+    arguments: list[str]  # options with their values, or lines of YAML
     samples: dict[str, int | None]
     warnings: list[str]
-    meaning: dict[str, Any] = {}
-    framework: FrameworkName = MEGATRON
+    automodel: bool  # whether the files are NeMo Automodel's
+    packed: bool  # whether the rows are packed
 
 
 def export(
     cache: Cache,
     directory: Path,
-    rename: Callable[[str], str] = str,
+    rename: Rename = str,
     naming: Naming = Naming(),  # noqa: B008  frozen
     threads: int = 2,
     objects: Path | None = None,
-    here: Sequence[str] | None = None,
 ) -> Exported:
-    """Write the ``.npy`` files that a framework looks for.
+    """Write the ``.npy`` files that Megatron looks for.
 
     Every array is compared with its digest before it counts, and every file appears whole. An
     array that exists already is left alone, or becomes a link to its equal under another name. The
-    description, which frameworks look for first, is written after its arrays.
+    description, which Megatron looks for first, is written after its arrays.
 
     Parameters
     ----------
     cache : Cache
         The cache.
     directory : Path
-        Directory; made if it does not exist.
+        Directory; made if it does not exist. It belongs to this cache from then on.
     rename : callable
         Function from a path prefix in the cache to the one that training will be given.
     naming : Naming
-        The framework, the tokenizer, and the releases whose names the files get: hard links to the
-        same arrays, or copies where the filesystem has none.
+        The tokenizer, and the releases whose names the files get: hard links to the same arrays,
+        or copies where the filesystem has none.
     threads : int
         Sections or blends that are written at a time.
     objects : Path or None
         Argument of `megatron_arguments`.
-    here : sequence of str or None
-        Paths under which the `.idx` of the corpora can be read now; by default the cache's own.
 
     Returns
     -------
     Exported
-        Also kept in the directory, as ``distcache-<key>.json``, with the name of a framework other
-        than Megatron-Core before the suffix.
+        Also kept in the directory, as ``distcache.json``.
 
     Raises
     ------
     CacheCorrupt
         If an array differs from its digest.
     ConfigError
-        If the framework would not find the arrays, the tokenizer is not known, the directory is
-        not one or may not be written to, a name is not UTF-8, or arrays of another order have the
-        names.
+        If training would not find the arrays, the tokenizer is not known, the directory is not
+        one, may not be written to or belongs to another cache, or a name is not UTF-8.
     NoSpace
         If the disk is full.
     """
     prefixes = [rename(prefix) for prefix in cache.prefixes]
-    require_readable(cache, naming, rename, here or cache.prefixes)
+    require_readable(cache, naming)
     directory = directory.absolute()  # it is part of the options, wherever training starts
-    unspeakable = set(str(directory)) & set(framework_of(naming).separators)
-    if unspeakable or str(directory) != str(directory).strip():
-        raise ConfigError(
-            f"{str(directory)!r}: {framework_of(naming).title} cannot be given a directory with "
-            f"one of {framework_of(naming).separators!r} in its name, or a blank at its end"
-        )
     require_text(str(directory), *prefixes)
     wanted = list(named_files(cache, rename, naming))
-    record = _record_stem(cache, naming)
-    own = (record, *{entry.stem for entry in wanted})
+    settings = _settings(cache, directory, rename, naming, objects)
+    result = Exported(
+        key=cache.key,
+        directory=str(directory),
+        files=[],
+        arguments=list(settings.options),
+        samples={split: cache.identity["samples"][split] for split in SPLITS},
+        warnings=[*megatron_warnings(cache), *settings.warnings],
+        automodel=naming.automodel,
+        packed="packing" in cache.identity,
+    )
     with may_write(directory, "choose another --out"), ThreadPoolExecutor(threads) as pool:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise ConfigError(f"{directory}: is not a directory") from error
-        with _alone(directory):
-            _sweep(directory, own)
-            _require_own_blends(naming, directory / f"{record}.json")
-            _require_same_meaning(cache, wanted, directory / f"{record}.json")
-            alike = _by_arrays(wanted)
-            written = pool.map(lambda entries: _write_entries(cache, entries, directory), alike)
-            files = [name for names in written for name in names]
-            place = ExportPlace(directory, directory / record, objects)
-            return _describe_export(cache, place, files, rename, naming)
+        _claim(directory, result, cache, wanted)
+        _sweep(directory)
+        _require_no_directories(directory, wanted)
+        written = pool.map(
+            lambda entries: _write_entries(cache, entries, directory), _by_arrays(wanted)
+        )
+        files = [name for names in written for name in names]
+        for path, text in settings.files.items():
+            with atomic_write(path) as stream:
+                stream.write(text.encode("utf-8"))
+        result = msgspec.structs.replace(result, files=files)
+        _write_record(directory / RECORD, result)
+    return result
 
 
-def _record_stem(cache: Cache, naming: Naming) -> str:
-    """Return the start of the names of the record and of what goes with it."""
-    suffix = "" if naming.reader == MEGATRON else f"-{naming.reader}"
-    return f"distcache-{cache.key[:16]}{suffix}"
+def named_files(cache: Contents, rename: Rename, naming: Naming) -> Iterator[NamedArrays]:
+    """Yield everything that training would look for, each name once; see `megatron_files`."""
+    if naming.automodel:
+        return automodel_files(cache, rename, naming)
+    return megatron_files(cache, rename, naming)
+
+
+def require_readable(cache: Contents, naming: Naming) -> None:
+    """Refuse a cache whose arrays training would not find, or would read in another way.
+
+    Raises
+    ------
+    ConfigError
+        Error that names every reason.
+    """
+    problems = []
+    if "continue" in cache.identity:
+        problems.append(
+            "continues another cache, whose sections have other sizes than Megatron would compute, "
+            "so that it would not find them; train with distcache.megatron.provider"
+        )
+    if naming.automodel:
+        problems += automodel_refusals(cache)
+    if problems:
+        raise ConfigError(*(f"{cache.path}: {problem}" for problem in problems))
+
+
+def _settings(
+    cache: Cache, directory: Path, rename: Rename, naming: Naming, objects: Path | None
+) -> Arguments:
+    """Return the options or YAML that make training look for the files."""
+    stem = directory / Path(RECORD).stem
+    if naming.automodel:
+        return recipe_fields(cache, directory, stem, rename, naming)
+    return megatron_arguments(cache, directory, stem, rename, objects)
 
 
 def settings_text(exported: Exported) -> str:
     """Return the options or YAML of an export, after comments that say whose they are."""
-    framework = FRAMEWORKS[exported.framework]
-    place = f"# options {IN_THE_PLACE},\n# and of these where the command has them\n"
-    if framework.joint == AS_YAML:
-        place = "# fields of the configuration\n"
-    return f"{place}# for {framework.title}:\n{framework.joint.join(exported.arguments)}"
+    if exported.automodel:
+        lines = "\n".join(exported.arguments)
+        return f"# fields of the configuration\n# for {TITLE}:\n{lines}"
+    options = " \\\n    ".join(exported.arguments)
+    return (
+        f"# options {IN_THE_PLACE},\n# and of these where the command has them\n"
+        f"# for Megatron-Core:\n{options}"
+    )
 
 
-def exports_in(directory: Path) -> dict[str, Exported]:
-    """Return what a directory says of the exports in it, by the names of these records."""
-    found = {}
-    for path in sorted(directory.glob("distcache-*.json")):
-        with contextlib.suppress(OSError, ValueError, RecursionError):  # of another kind
-            text = read_file(path, LARGEST, follow=False)
-            found[path.name] = msgspec.json.decode(text, type=Exported)
-    return found
+def export_in(directory: Path) -> Exported | None:
+    """Return what a directory says of the export in it; None if it says nothing, or is damaged."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        text = read_file(directory / RECORD, LARGEST, follow=False)
+        return msgspec.json.decode(text, type=Exported)
+    return None
 
 
-def _require_own_blends(naming: Naming, path: Path) -> None:
-    """Refuse other blends beside those of a framework that takes any that it finds.
+def _claim(directory: Path, result: Exported, cache: Cache, wanted: Iterable[NamedArrays]) -> None:
+    """Make a directory this cache's; refuse that of another one.
+
+    Arrays that Megatron itself wrote are replaced only by those of its own order: training would
+    be given other samples without a word.
 
     Raises
     ------
     ConfigError
-        Naming the record of the other export.
+        If the directory belongs to another cache, or to other training.
     """
-    for record, found in exports_in(path.parent).items():
-        kinds = (framework_of(naming), FRAMEWORKS[found.framework])
-        confused = next((kind.title for kind in kinds if kind.takes_any_blend), None)
-        has_blends = any("-BlendedDataset-" in name for name in found.files)
-        if record != path.name and confused is not None and has_blends:
+    there = export_in(directory)
+    if there is None:
+        stems = [entry.stem for entry in wanted]
+        found = next(filter(lambda s: (directory / f"{s}-description.txt").exists(), stems), None)
+        is_megatrons = cache.identity.get("order", "megatron") == "megatron"
+        if found and not (is_megatrons and "phases" not in cache.identity):
             raise ConfigError(
-                f"{path.parent}: has the blends of the export {record} already, and {confused} "
-                "would not know which to take; choose a directory of its own with --out"
+                f"{directory / found}*: are of Megatron itself, whose samples are in another "
+                "order; choose a directory of its own with --out"
             )
+        _write_record(directory / RECORD, result, claim=True)
+        there = export_in(directory)
+    if there is None or (there.key, there.automodel) != (result.key, result.automodel):
+        raise ConfigError(
+            f"{directory}: has the files of another cache, or for other training: those of two "
+            "can have the same names; choose a directory of its own with --out"
+        )
 
 
-def _require_same_meaning(cache: Cache, wanted: Iterable[NamedArrays], path: Path) -> None:
-    """Refuse to replace arrays that have the same names, and are of another order.
-
-    Training would be given other samples without a word. Arrays of this cache, or of one of the
-    same order, may be damaged, and are replaced; so are those that Megatron wrote, by its order.
-
-    Raises
-    ------
-    ConfigError
-        Naming the first of them.
-    """
-    directory, meaning = path.parent, meaning_of(cache.identity)
-    alike, others = set[str](), dict[str, str]()
-    for record, found in exports_in(directory).items():
-        if record == path.name or found.meaning == meaning:
-            alike.update(found.files)
-        else:
-            unsaid = "" if found.meaning else ", which does not say in which order they are"
-            others |= dict.fromkeys(found.files, f"the export {record}{unsaid}")
-    is_megatrons = meaning["order"] == "megatron" and "phases" not in meaning
-    for entry in wanted:
-        for view in entry.arrays.values():
-            name = f"{entry.stem}-{view.name}.npy"
-            there = directory / name
-            if there.is_dir():
-                raise ConfigError(f"{there}: is a directory, and not a file; remove it")
-            if name in alike or (is_megatrons and name not in others):
-                continue
-            if os.path.lexists(there) and not _is_there(there, *_content(cache, view, entry.rows)):
-                whose = others.get(name, "Megatron itself")
-                raise ConfigError(
-                    f"{there}: is of {whose}, and differs: samples in another order, or packed in "
-                    "another way, have the same names; choose a directory of its own with --out"
-                )
-
-
-@contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Wait until no other export writes to a directory, where the filesystem has locks.
-
-    Raises
-    ------
-    NotReady
-        If another one does not end.
-    """
-    path, end = directory / LOCK, time.monotonic() + limits().stalled
-    descriptor = None
-    with contextlib.suppress(OSError):  # a filesystem without locks, or files of another user
-        while (descriptor := try_lock(path)) is None:
-            tick()
-            if time.monotonic() > end:
-                raise NotReady(f"{path}: another export has not ended in {limits().stalled:.0f} s")
-            time.sleep(POLL)
+def _write_record(path: Path, exported: Exported, *, claim: bool = False) -> None:
+    """Write the record of an export; a claim only where no other export has made one."""
+    whole = msgspec.json.format(msgspec.json.encode(exported), indent=2) + b"\n"
+    if not claim or is_plain_file(path):  # a damaged one
+        with atomic_write(path) as stream:
+            stream.write(whole)
+        return
+    temporary = temporary_name(path)
     try:
-        yield
+        with recreate(temporary) as stream:
+            stream.write(whole)
+        os.link(temporary, path, follow_symlinks=False)
+    except FileExistsError:
+        pass  # another export was first
+    except OSError:  # no links on this filesystem
+        os.replace(temporary, path)
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        temporary.unlink(missing_ok=True)
 
 
-def _sweep(directory: Path, own: tuple[str, ...]) -> None:
-    """Remove what a killed export of files that begin so has left, unless it is recent."""
+def _require_no_directories(directory: Path, wanted: Iterable[NamedArrays]) -> None:
+    """Refuse directories that have the names of files, before anything is written."""
+    for entry in wanted:
+        for name in entry.arrays:
+            path = directory / f"{entry.stem}-{name}.npy"
+            if path.is_dir():
+                raise ConfigError(f"{path}: is a directory, and not a file; remove it")
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what a killed export has left, unless it is recent and another one may write it."""
     for path in directory.glob(".*.part"):
-        found = TEMPORARY.fullmatch(path.name)
-        if found and found[1].startswith(own):
-            with contextlib.suppress(FileNotFoundError):  # another export is at it
-                left = path.lstat()
-                is_old = time.time() - left.st_mtime > limits().leftover
-                if is_old and stat.S_ISREG(left.st_mode):
-                    path.unlink()
+        with contextlib.suppress(FileNotFoundError):  # another export has ended
+            left = path.lstat()
+            is_old = time.time() - left.st_mtime > limits().leftover
+            if is_old and TEMPORARY.fullmatch(path.name) and stat.S_ISREG(left.st_mode):
+                path.unlink()
 
 
 def _by_arrays(files: Iterable[NamedArrays]) -> list[list[NamedArrays]]:
@@ -271,7 +286,7 @@ def _by_arrays(files: Iterable[NamedArrays]) -> list[list[NamedArrays]]:
     found: dict[tuple[int, ...], list[NamedArrays]] = {}
     for file in files:
         views = (number for view in file.arrays.values() for number in (view.offset, *view.shape))
-        found.setdefault((file.rows or -1, *views), []).append(file)
+        found.setdefault(tuple(views), []).append(file)
     return list(found.values())
 
 
@@ -284,7 +299,7 @@ def _write_entries(cache: Cache, entries: list[NamedArrays], directory: Path) ->
             names.append(f"{entry.stem}-{view.name}.npy")
             source = directory / f"{first.stem}-{view.name}.npy"
             if entry is first or not _link(source, directory / names[-1]):
-                _write_array(cache, view, entry.rows, directory / names[-1])
+                _write_array(cache, view, directory / names[-1])
         names.append(f"{entry.stem}-description.txt")
         with atomic_write(directory / names[-1]) as stream:
             stream.write(entry.description.encode("utf-8"))
@@ -309,39 +324,17 @@ def _link(source: Path, path: Path) -> bool:
     return True
 
 
-def _describe_export(
-    cache: Cache, place: ExportPlace, files: list[str], rename: Callable[[str], str], naming: Naming
-) -> Exported:
-    """Write the files with the settings and the blend."""
-    settings = framework_of(naming).settings(cache, place, rename, naming)
-    for path, text in settings.files.items():
-        with atomic_write(path) as stream:
-            stream.write(text.encode("utf-8"))
-    result = Exported(
-        directory=str(place.directory),
-        files=files,
-        arguments=list(settings.options),
-        samples={split: cache.identity["samples"][split] for split in SPLITS},
-        warnings=[*megatron_warnings(cache), *settings.warnings],
-        meaning=meaning_of(cache.identity),
-        framework=naming.reader,
-    )
-    with atomic_write(f"{place.stem}.json") as stream:
-        stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    return result
-
-
 def wrong_files(
     cache: Cache,
     directory: Path,
-    rename: Callable[[str], str] = str,
+    rename: Rename = str,
     naming: Naming = Naming(),  # noqa: B008  frozen
 ) -> Iterator[str]:
     """Yield a message for each file of an export that differs from what `export` writes."""
     for entry in named_files(cache, rename, naming):
         for view in entry.arrays.values():
             path = directory / f"{entry.stem}-{view.name}.npy"
-            if not _is_there(path, *_content(cache, view, entry.rows)):
+            if not _is_there(path, cache.read(view), view.digest):
                 yield f"{path}: is not what the cache says; export it again"
         path = directory / f"{entry.stem}-description.txt"
         try:
@@ -352,21 +345,13 @@ def wrong_files(
             yield f"{path}: is not what the cache says; export it again"
 
 
-def _content(cache: Cache, view: ArrayView, rows: int | None) -> tuple[NDArray[Any], str]:
-    """Return the rows of an array that a file has, and their digest."""
+def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:
     array = cache.read(view)
-    if rows is None or rows >= len(array):
-        return array, view.digest
-    return array[:rows], array_digest(leaves_of(array[:rows]))
-
-
-def _write_array(cache: Cache, view: ArrayView, rows: int | None, path: Path) -> None:
-    if array_digest(leaves_of(cache.read(view))) != view.digest:
+    if array_digest(leaves_of(array)) != view.digest:
         raise CacheCorrupt(
             f"{cache.path}: {view.name} at byte {view.offset} differs from its digest"
         )
-    array, digest = _content(cache, view, rows)
-    if _is_there(path, array, digest):
+    if _is_there(path, array, view.digest):
         return
     header = np.lib.format.header_data_from_array_1_0(array)
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,4 +1,4 @@
-"""The names and descriptions by which Megatron-Core and others find their index files.
+"""The names and descriptions by which Megatron-Core finds its index files.
 
 A file name holds the MD5 of a description, which is the JSON, indented by 4, of a dataset's
 ``unique_identifiers``: ``MegatronDataset`` for a section, ``BlendedDataset`` for a blend. The path
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -19,8 +19,9 @@ from distcache.cache.contents import ArrayView, Contents
 from distcache.errors import ConfigError
 from distcache.megatron.tokenizers import Release, identifiers_of
 
-FrameworkName = Literal["megatron", "automodel", "maxtext", "mindspeed"]
-MEGATRON: Final = "megatron"
+AUTOMODEL: Final = "automodel"  # the word for NeMo Automodel in the place of a release
+Identifiers = dict[str, Any]
+Rename = Callable[[str], str]
 
 
 class Naming(msgspec.Struct, frozen=True):
@@ -33,13 +34,26 @@ class Naming(msgspec.Struct, frozen=True):
     # whether the names are those of ``--fim-data``, that is of `GPTFIMDataset`; by default as the
     # cache says
     fim: bool | None = None
-    # framework that looks for the files; by default Megatron-Core
-    framework: FrameworkName | None = None
+    # whether NeMo Automodel looks for the files, instead of Megatron-Core
+    automodel: bool = False
 
-    @property
-    def reader(self) -> FrameworkName:
-        """The framework that reads the files."""
-        return self.framework or MEGATRON
+    def tokenizer_for(self, cache: Contents) -> dict[str, Any]:
+        """Return the tokenizer that is part of the names: the caller's, or the cache's.
+
+        Raises
+        ------
+        ConfigError
+            If neither is known.
+        """
+        found: dict[str, Any] | None = self.tokenizer
+        found = cache.naming["tokenizer"] if found is None else found
+        if found is None:
+            raise ConfigError(
+                f"{cache.path}: does not know the tokenizer, which is part of the file names; give "
+                "--tokenizer FILE, a description.txt that Megatron wrote with it, or a file of its "
+                "options"
+            )
+        return found
 
 
 class NamedArrays(msgspec.Struct, frozen=True):
@@ -48,15 +62,9 @@ class NamedArrays(msgspec.Struct, frozen=True):
     stem: str  # start of the names: digest, and mostly class and split
     description: str  # the text of ``<stem>-description.txt``
     arrays: dict[str, ArrayView]  # each becomes ``<stem>-<name>.npy``
-    rows: int | None = None  # rows of the arrays that the files have; by default all
 
 
-Identifiers = dict[str, Any]
-
-
-def megatron_files(
-    cache: Contents, rename: Callable[[str], str], naming: Naming
-) -> Iterator[NamedArrays]:
+def megatron_files(cache: Contents, rename: Rename, naming: Naming) -> Iterator[NamedArrays]:
     """Yield everything that Megatron-Core would look for, each name once.
 
     Parameters
@@ -80,27 +88,8 @@ def megatron_files(
     """
     fim = cache.naming.get("fim_data", False) if naming.fim is None else naming.fim
     kind = "GPTFIMDataset" if fim else "GPTDataset"
-    for tokenizer in identifiers_of(tokenizer_for(cache, naming), naming.releases):
+    for tokenizer in identifiers_of(naming.tokenizer_for(cache), naming.releases):
         yield from named_arrays(cache, rename, _with_tokenizer(tokenizer), kind=kind)
-
-
-def tokenizer_for(cache: Contents, naming: Naming) -> dict[str, Any]:
-    """Return the tokenizer that is part of the names: the caller's, or the cache's.
-
-    Raises
-    ------
-    ConfigError
-        If neither is known.
-    """
-    tokenizer = naming.tokenizer if naming.tokenizer is not None else cache.naming["tokenizer"]
-    if tokenizer is None:
-        raise ConfigError(
-            f"{cache.path}: does not know the tokenizer, which is part of the file names; give "
-            "--tokenizer FILE, a description.txt that Megatron wrote with it, or a file of its "
-            "options"
-        )
-    found: dict[str, Any] = tokenizer
-    return found
 
 
 def _with_tokenizer(tokenizer: dict[str, Any]) -> Callable[[Identifiers], Identifiers]:
@@ -108,17 +97,10 @@ def _with_tokenizer(tokenizer: dict[str, Any]) -> Callable[[Identifiers], Identi
     return lambda found: found if "datasets" in found else found | {"tokenizer": tokenizer}
 
 
-def stem_of(identifiers: Identifiers, digest: str) -> str:
-    """Return the start of the names of a section's or blend's files, as Megatron-Core has it."""
-    split = identifiers.get("index_split", identifiers.get("split"))
-    return f"{digest}-{identifiers['class']}-{split}"
-
-
 def named_arrays(
     cache: Contents,
-    rename: Callable[[str], str],
+    rename: Rename,
     complete: Callable[[Identifiers], Identifiers],
-    stem: Callable[[Identifiers, str], str] = stem_of,
     kind: str = "GPTDataset",
 ) -> Iterator[NamedArrays]:
     """Yield the sections and blends of a cache under the digests of their identifiers.
@@ -130,9 +112,7 @@ def named_arrays(
     rename : callable
         Argument of `megatron_files`.
     complete : callable
-        Function from the identifiers, without the tokenizer, to those that a framework has.
-    stem : callable
-        Function from identifiers and their digest to the start of the names.
+        Function from the identifiers, without the tokenizer, to those with it.
     kind : str
         Class of the sections.
     """
@@ -155,28 +135,20 @@ def named_arrays(
         )
         blends.setdefault(int(member["blend"]), []).append(identifiers)
         arrays = cache.arrays("sections", int(member["section"]))
-        described = _describe(identifiers, arrays, stem)
+        described = _describe(identifiers, arrays)
         if described.stem not in seen:
             seen.add(described.stem)
             yield described
     for row in range(len(cache.table("blends"))):
         identifiers = complete(_blend_identifiers(cache, row, blends[row]))
-        yield _describe(identifiers, cache.arrays("blends", row), stem)
+        yield _describe(identifiers, cache.arrays("blends", row))
 
 
-def _describe(
-    identifiers: Identifiers,
-    arrays: dict[str, ArrayView],
-    stem: Callable[[Identifiers, str], str],
-) -> NamedArrays:
-    description, digest = description_of(identifiers)
-    return NamedArrays(stem(identifiers, digest), description, arrays)
-
-
-def description_of(identifiers: Identifiers) -> tuple[str, str]:
-    """Return the JSON of identifiers, as frameworks write it, and its digest."""
+def _describe(identifiers: Identifiers, arrays: dict[str, ArrayView]) -> NamedArrays:
     description = json.dumps(identifiers, indent=4)
-    return description, hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()
+    digest = hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()
+    split = identifiers.get("index_split", identifiers.get("split"))
+    return NamedArrays(f"{digest}-{identifiers['class']}-{split}", description, arrays)
 
 
 def _blend_identifiers(cache: Contents, row: int, datasets: list[Identifiers]) -> Identifiers:

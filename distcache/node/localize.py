@@ -14,7 +14,7 @@ from distcache.cache.contents import Contents, packed_sources, read_version
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.megatron.arguments import reading_nodes
-from distcache.megatron.frameworks.known_frameworks import require_readable
+from distcache.megatron.export import require_readable
 from distcache.node.localization import Localization
 from distcache.node.lock import exclusive
 from distcache.node.manifest import (
@@ -36,7 +36,6 @@ from distcache.node.records import (
     read_record,
 )
 from distcache.node.store import Store, cache_name, make_store, required_directory
-from distcache.node.view import renamer
 from distcache.ranks.agreement import (
     aborting_on_error,
     on_all_ranks,
@@ -322,9 +321,7 @@ def _make_manifest(
             for number in packed_sources(contents):
                 shard_blocks(contents, number, 0)  # refuses those without digests
         if asked.naming is not None:
-            shared = [corpus.shared for corpus in manifest.corpora]
-            rename = renamer(store, contents.prefixes, manifest.corpora)
-            require_readable(contents, asked.naming, rename, shared)
+            require_readable(contents, asked.naming)
             bare = next((corpus for corpus in manifest.corpora if not corpus.has_tokens), None)
             if bare is not None:
                 raise ConfigError(

@@ -144,16 +144,11 @@ def invalidate(store: Store, name: str) -> None:
 
 
 def joined_naming(before: Naming, now: Naming) -> Naming:
-    """Return the naming of a run, in which an earlier one says what this one does not.
-
-    Releases belong to a framework: another one keeps the tokenizer only.
-    """
-    tokenizer = before.tokenizer if now.tokenizer is None else now.tokenizer
-    framework = now.framework or before.framework
-    says_nothing = now == Naming(framework=now.framework)
-    if says_nothing and framework == before.framework:
+    """Return the naming of a run, in which an earlier one says what this one does not."""
+    if now == Naming():
         return before
-    return Naming(tokenizer, now.releases, now.fim, framework)
+    tokenizer = before.tokenizer if now.tokenizer is None else now.tokenizer
+    return msgspec.structs.replace(now, tokenizer=tokenizer)
 
 
 class LocalizeOptions(msgspec.Struct, frozen=True):

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from distcache.cache import open_cache
 from distcache.corpus import bin_path, idx_path
-from distcache.megatron.export import Exported, export
-from distcache.megatron.frameworks.known_frameworks import named_files
-from distcache.megatron.names import MEGATRON, Naming
+from distcache.megatron.export import Exported, export, named_files
+from distcache.megatron.names import AUTOMODEL, Naming
 from distcache.node.manifest import CACHE, Manifest
 from distcache.node.records import LocalCorpus
 from distcache.node.store import Store
@@ -38,9 +37,9 @@ def link_tokens(store: Store, manifest: Manifest) -> None:
 
 
 def view_of(store: Store, name: str, naming: Naming) -> Path:
-    """Return the directory of a framework's files of a cache: each framework has its own."""
+    """Return the directory of Megatron's files of a cache, or of NeMo Automodel's below it."""
     own = store.view(name)
-    return own if naming.reader == MEGATRON else own / naming.reader
+    return own / AUTOMODEL if naming.automodel else own
 
 
 def missing_view_bytes(store: Store, manifest: Manifest, naming: Naming) -> int:
@@ -74,8 +73,7 @@ def make_view(store: Store, manifest: Manifest, naming: Naming) -> Exported:
     _lay_out_objects(store, manifest.corpora)
     cache = open_cache(manifest.files[CACHE].final)
     rename = _renamer(store, manifest)
-    here = [store.prefix(corpus.stem) for corpus in manifest.corpora]
-    return export(cache, directory, rename, naming, objects=store.objects, here=here)
+    return export(cache, directory, rename, naming, objects=store.objects)
 
 
 def _lay_out_objects(store: Store, corpora: Sequence[LocalCorpus]) -> None:

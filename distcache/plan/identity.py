@@ -14,18 +14,6 @@ from distcache.plan.packing import rules_of
 
 # Version of the rule by which samples belong to passes and windows.
 BOUNDS: Final = 2
-# Fields that change arrays and are in none of Megatron's names, with the values that Megatron has.
-UNNAMED: Final[dict[str, Any]] = {
-    "order": None,
-    "window": None,
-    "bounds": None,
-    "packing": None,
-    "phases": None,
-    "continue": None,
-    "blend_arithmetic": "separate",
-    "add_extra_token": True,
-    "drop_last_partial_validation_sequence": True,
-}
 
 
 def own_fields(config: Config, *, of_tokens: bool) -> dict[str, Any]:
@@ -129,18 +117,3 @@ def growth_key(identity: Mapping[str, Any]) -> str | None:
     # One epoch is taken whole, by another rule than a number of samples.
     shared["samples"] = {split: count is not None for split, count in identity["samples"].items()}
     return key_of(shared)
-
-
-def meaning_of(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an identity that Megatron's names do not have, where they are not its.
-
-    Parameters
-    ----------
-    identity : mapping
-        Identity of a cache.
-    """
-    return {
-        name: identity[name]
-        for name, usual in UNNAMED.items()
-        if name in identity and identity[name] != usual
-    }

@@ -102,7 +102,7 @@ def test_automodel_finds_all(kind: str, how: str, tmp_path: Path) -> None:
     fields = configuration(kind, tmp_path / "data")
     cache = build_here(fields, tmp_path / "shared", "c").path
     to = "--out" if how == "export" else "--store"
-    done = start([how, cache, to, tmp_path / "out", "--for", "automodel"])
+    done = start([how, cache, to, tmp_path / "out", "--megatron", "automodel"])
     assert done.returncode == 0, done.stderr
     text = done.stdout.partition("# for NeMo Automodel 0.7:\n")[2]
     document = yaml.safe_load(text)
@@ -127,7 +127,7 @@ def test_another_tokenizer_is_not_found(tmp_path: Path) -> None:
     cache = build_here(configuration("blend", tmp_path / "data"), tmp_path / "shared", "c").path
     tokenizer = tmp_path / "tokenizer.yaml"
     tokenizer.write_text("tokenizer_type: HuggingFaceTokenizer\ntokenizer_model: other\n")
-    words = ["export", cache, "-o", tmp_path / "out", "--for", "automodel"]
+    words = ["export", cache, "-o", tmp_path / "out", "--megatron", "automodel"]
     done = start([*words, "--tokenizer", tokenizer])
     assert "tokenizer must be 'other' under exactly this name" in done.stdout
     document = yaml.safe_load(done.stdout.partition("# for NeMo Automodel 0.7:\n")[2])
@@ -154,5 +154,5 @@ def test_what_would_differ_is_refused(change: dict[str, Any], message: str, tmp_
         fields["blend"] = configuration("blend", tmp_path / "data")["blend"][:1]
     cache = distcache.open(build_here(fields, tmp_path / "shared", "c").path).cache
     with pytest.raises(ConfigError, match=message):
-        export(cache, tmp_path / "out", naming=Naming(framework="automodel"))
+        export(cache, tmp_path / "out", naming=Naming(automodel=True))
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ import pytest
 from distcache.cache import open_cache
 from distcache.cache.corpus_places import prefix_renamer
 from distcache.errors import CacheCorrupt, ConfigError
-from distcache.megatron.export import export, wrong_files
+from distcache.megatron.export import export, export_in, wrong_files
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, identifiers
@@ -186,7 +186,7 @@ def test_what_a_killed_export_has_left(
     cache = open_cache(build_here(blend_config, shared).path)
     array = next(name for name in export(cache, tmp_path).files if name.endswith(".npy"))
     old, recent = tmp_path / f".{array}.0123abcd.part", tmp_path / f".{array}.4567abcd.part"
-    other = tmp_path / ".mine.0123abcd.part"
+    other = tmp_path / ".mine.part"
     for path in (old, recent, other):
         path.touch()
     for path in (old, other):
@@ -290,10 +290,10 @@ def test_options_without_a_release(
     assert export(cache, tmp_path / "out", naming=Naming(releases=("0.19",))).files
 
 
-def test_arrays_of_another_order_are_never_replaced(
+def test_a_directory_belongs_to_one_cache(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Whoever wrote them; those of the same order may be damaged, and are."""
+    """The names do not say in which order samples are; damaged arrays of its own are replaced."""
     caches = [
         open_cache(build_here(blend_config | more, shared, f"c{number}").path)
         for number, more in enumerate(({}, {"order": "passes"}, {"order": "packed"}))
@@ -310,10 +310,13 @@ def test_arrays_of_another_order_are_never_replaced(
         export(first, directory)
         assert not list(wrong_files(first, directory))
     unnamed = tmp_path / "of-megatron"
-    (unnamed / f"distcache-{caches[0].key[:16]}.json").unlink()
-    with pytest.raises(ConfigError, match="is of Megatron itself"):
+    (unnamed / "distcache.json").unlink()
+    with pytest.raises(ConfigError, match="are of Megatron itself"):
         export(caches[1], unnamed)
-    export(caches[0], unnamed)
+    for text in ("", "{}"):
+        export(caches[0], unnamed)
+        (unnamed / "distcache.json").write_text(text)
+    assert export(caches[0], unnamed) == export_in(unnamed)
 
 
 def test_what_packed_rows_need(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
@@ -324,7 +327,7 @@ def test_what_packed_rows_need(blend_config: dict[str, Any], shared: Path, tmp_p
     assert "--eod-mask-loss" in made.arguments
     assert "--dataloader-defer-npy-index-mmap" not in made.arguments
     assert any("rows are packed" in warning for warning in made.warnings)
-    assert made.meaning["packing"]["row_length"] == blend_config["sequence_length"]
+    assert made.packed
 
 
 def test_two_exports_at_once(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:

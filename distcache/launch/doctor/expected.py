@@ -76,8 +76,8 @@ def judge(expected: Sequence[Expected], directory: Path) -> Iterator[Finding]:
 
 
 def _kind_of(stem: str) -> str:
-    """Return class and split of the start of a file's name; MaxText's have none."""
-    return stem.partition("-")[2] or "section"
+    """Return class and split of the start of a file's name."""
+    return stem.partition("-")[2]
 
 
 def _descriptions(directory: Path, kind: str) -> Iterator[dict[str, Any]]:

@@ -25,7 +25,7 @@ from distcache.errors import OptionWarning
 from distcache.launch.doctor.expected import Expected, ExpectedFile, expected_of, judge
 from distcache.launch.doctor.finding import Finding
 from distcache.megatron.command_line import megatron_words
-from distcache.megatron.export import exports_in
+from distcache.megatron.export import export_in
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release
 from distcache.plan.config import SPLITS, Config
@@ -266,16 +266,12 @@ def _judge_packed(
 ) -> Iterator[Finding]:
     """Yield a problem for each option that packed rows need, or do not bear."""
     names = {file.name for entry in expected for file in entry.files}
-    packed = [
-        record
-        for record, found in exports_in(directory).items()
-        if "packing" in found.meaning and names.intersection(found.files)
-    ]
-    if not packed:
+    exported = export_in(directory)
+    if exported is None or not exported.packed or not names.intersection(exported.files):
         return
     if not any(option in words for option in MASKING):
-        text = f"{packed[0]}: its rows are packed; training needs one of {', '.join(MASKING)}"
+        text = f"{directory}: its rows are packed; training needs one of {', '.join(MASKING)}"
         yield Finding("problem", "packing", text)
     if DEFERRING in words:
-        text = f"{packed[0]}: its rows are packed, and {DEFERRING} does not know how many there are"
+        text = f"{directory}: its rows are packed, and {DEFERRING} does not know how many there are"
         yield Finding("problem", "packing", text)

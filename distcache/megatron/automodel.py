@@ -8,30 +8,17 @@ By ``nemo_automodel/components/datasets/llm/megatron/{gpt_dataset,builder}.py`` 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 from distcache.cache.contents import Contents
 from distcache.errors import ConfigError
-from distcache.megatron.arguments import Arguments, blend_words
-from distcache.megatron.frameworks.framework import (
-    AS_YAML,
-    ExportPlace,
-    Framework,
-    Rename,
-    blends_of_one,
-    samples_asked,
-    unsupported_options,
-    yaml_lines,
-)
-from distcache.megatron.names import (
-    Identifiers,
-    NamedArrays,
-    Naming,
-    named_arrays,
-    tokenizer_for,
-)
+from distcache.megatron.arguments import DEFAULT_SURPLUS, Arguments, blend_words
+from distcache.megatron.names import Identifiers, NamedArrays, Naming, Rename, named_arrays
+from distcache.storage.url import is_url
 
 TITLE: Final = "NeMo Automodel 0.7"
 TARGET: Final = "nemo_automodel.components.datasets.llm.megatron_dataset.MegatronPretrainingConfig"
@@ -46,7 +33,7 @@ def tokenizer_name(cache: Contents, naming: Naming) -> str:
     ConfigError
         If it is not known.
     """
-    tokenizer = tokenizer_for(cache, naming)
+    tokenizer = naming.tokenizer_for(cache)
     name = tokenizer.get("tokenizer_model") or tokenizer.get("tokenizer_path")
     if not isinstance(name, str):
         raise ConfigError(
@@ -57,7 +44,14 @@ def tokenizer_name(cache: Contents, naming: Naming) -> str:
     return name
 
 
-def _files(cache: Contents, rename: Rename, naming: Naming) -> Iterator[NamedArrays]:
+def automodel_files(cache: Contents, rename: Rename, naming: Naming) -> Iterator[NamedArrays]:
+    """Yield everything that Automodel would look for, each name once.
+
+    Raises
+    ------
+    ConfigError
+        If the name of the tokenizer is not known.
+    """
     name = tokenizer_name(cache, naming)
 
     def complete(found: Identifiers) -> Identifiers:
@@ -69,15 +63,31 @@ def _files(cache: Contents, rename: Rename, naming: Naming) -> Iterator[NamedArr
     return named_arrays(cache, rename, complete)
 
 
-def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Naming) -> Arguments:
-    blend = Path(f"{place.stem}-blend.json")
-    samples = samples_asked(cache)
+def recipe_fields(
+    cache: Contents, directory: Path, stem: Path, rename: Rename, naming: Naming
+) -> Arguments:
+    """Return the fields of a recipe that go with an exported directory, as lines of YAML.
+
+    Parameters
+    ----------
+    cache : Contents
+        The cache.
+    directory : Path
+        Directory of the files.
+    stem : Path
+        Start of the path of the blend's file.
+    rename : callable
+        Function from a path prefix in the cache to the one that training will be given.
+    naming : Naming
+        Naming that has the tokenizer.
+    """
+    blend, samples = Path(f"{stem}-blend.json"), cache.identity["samples"]
     dataset: dict[str, Any] = {
         "_target_": TARGET,
         "paths": str(blend),
         "seq_length": cache.identity["sequence_length"],
         "seed": cache.identity["seed"],
-        "index_mapping_dir": str(place.directory),
+        "index_mapping_dir": str(directory),
         "num_train_samples": samples["train"],
         "num_val_samples": samples["valid"],
         "num_test_samples": samples["test"],
@@ -102,25 +112,44 @@ def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Namin
         "Automodel compiles helpers on every training node before it reads the files: a compiler "
         "must be there",
     )
-    files = {blend: json.dumps(paths, indent=1) + "\n"}
-    return Arguments(yaml_lines(document), files, warnings)
+    lines = yaml.safe_dump(document, sort_keys=False, width=1 << 20).splitlines()
+    return Arguments(tuple(lines), {blend: json.dumps(paths, indent=1) + "\n"}, warnings)
 
 
-def _refusals(cache: Contents, rename: Rename, here: Sequence[str]) -> Iterator[str]:
-    yield from unsupported_options(cache, TITLE)
-    samples = cache.identity["samples"]
+def automodel_refusals(cache: Contents) -> Iterator[str]:
+    """Yield the reasons why Automodel would not find the arrays, or would read other samples."""
+    identity, samples = cache.identity, cache.identity["samples"]
+    for name, is_so in (
+        ("fim_data", cache.naming.get("fim_data", False)),
+        ("packing", "packing" in identity),
+        ("phases", "phases" in identity),
+        ("multiple_validation_sets", identity["multiple_validation_sets"]),
+        ("add_extra_token: false", not identity["add_extra_token"]),
+        (
+            "drop_last_partial_validation_sequence: false",
+            not identity["drop_last_partial_validation_sequence"],
+        ),
+        ("blend_arithmetic: fused", identity.get("blend_arithmetic", "separate") != "separate"),
+        (
+            f"mid_level_dataset_surplus: {identity['mid_level_dataset_surplus']}",
+            identity["mid_level_dataset_surplus"] != DEFAULT_SURPLUS,
+        ),
+    ):
+        if is_so:
+            yield f"has {name}, which {TITLE} does not know"
+    if cache.table("sources")["columns_end"].any():
+        yield f"has corpora of rows, which {TITLE} does not read"
+    for prefix in filter(is_url, cache.prefixes):
+        yield f"has {prefix}, an object, which {TITLE} is not given; copy the corpus to a directory"
     if samples["train"] is not None and "valid" in cache.splits and samples["valid"] is None:
         yield (
             "validates on one epoch (samples.valid: null), and trains on so many samples, from "
             f"which {TITLE} would compute those of validation"
         )
-    for split in blends_of_one(cache):
-        yield (
-            f"has a blend of one corpus ({split}), whose weight {TITLE} leaves out; build the "
-            "cache of a corpus without a weight"
-        )
-
-
-AUTOMODEL = Framework(
-    title=TITLE, files=_files, settings=_settings, refusals=_refusals, joint=AS_YAML
-)
+    for row, blend in enumerate(cache.table("blends")):
+        if (cache.table("members")["blend"] == row).sum() == 1:
+            split = blend["split"].decode("ascii")
+            yield (
+                f"has a blend of one corpus ({split}), whose weight {TITLE} leaves out; build the "
+                "cache of a corpus without a weight"
+            )
