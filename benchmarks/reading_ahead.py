@@ -3,7 +3,7 @@
 SeaweedFS, or nginx, serves a corpus on loopback; one process reads batches of 4 samples of 4,096
 tokens, at a steady 64 samples/s and as fast as it can. The CPU of the process and that of the
 node's fetcher are told apart, for a GB that was used and a GB that was fetched; the server's is not
-counted. `--python` compares another installation, in turn.
+counted. `--python` compares another installation, in turn; each localizes for itself.
 
     python benchmarks/reading_ahead.py
     python benchmarks/reading_ahead.py --tokens 300 --documents 200000 --python OTHER/bin/python
@@ -32,9 +32,11 @@ PACE = 64  # samples/s
 SAMPLE = 2 * 4097  # bytes
 
 
-def read(python: str, kind: str, work: Path, environment: dict[str, str], seconds: int) -> Any:
+def read(
+    python: str, kind: str, work: Path, store: Any, environment: dict[str, str], seconds: int
+) -> Any:
     """Run a reader; return its CPU for a GB used, the fetcher's for a GB fetched, and samples/s."""
-    source, store = (work / "c.h5", "") if kind == "files" else (URL, work / "store")
+    source, store = (work / "c.h5", "") if kind == "files" else (URL, store)
     how = "steady" if kind == "files" else kind
     words = [python, HERE / "buckets_peer.py", how, source, store, seconds]
     found = json.loads(run([*words, PACE] if how == "steady" else words, environment).strip())
@@ -64,11 +66,18 @@ def main() -> None:
             environment = server.environment()
             prepare(work, options.documents, server, options.tokens)
             pythons = [sys.executable, *options.python]
+            stores = {python: work / f"store-{place}" for place, python in enumerate(pythons)}
+            for python, store in stores.items():
+                command = Path(python).parent / "distcache"
+                run(
+                    [command, "localize", URL, "--store", store, "--log-format", "none"],
+                    environment,
+                )
             kinds = [(python, kind) for kind in ("files", "steady", "ahead") for python in pythons]
             found: dict[tuple[str, str], list[Any]] = {key: [] for key in kinds}
             for _ in range(options.rounds):
                 for key, rows in found.items():
-                    rows.append(read(*key, work, environment, options.seconds))
+                    rows.append(read(*key, work, stores[key[0]], environment, options.seconds))
             for (python, kind), rows in found.items():
                 own, fetcher, speed = map(statistics.median, zip(*rows, strict=True))
                 what = f"{kind}, installation {pythons.index(python)}"

@@ -20,7 +20,6 @@ from machine import machine
 CASES = {
     "all but the shortest": ["--min-length", "50"],
     "a tenth": ["--sample", "0.1"],
-    "cut at 512 tokens": ["--split-at", "512"],
 }
 
 

@@ -217,7 +217,7 @@ def opening(work: Path, sets: int, repeats: int) -> None:
     recipe = {"train": [{"path": str(path)} for path in sorted((work / "many").iterdir())]}
     (work / "mix.json").write_text(json.dumps(recipe), encoding="utf-8")
     words = ["distcache", "mix", work / "mix.json", "-o", work / "mix", "--sequence-length", 512]
-    run(*words, "--headers-only", "--log-format", "none")
+    run(*words, "--log-format", "none")
     words = ["distcache", "build", work / "mix" / "blend.json", "-o", work, "--name", "hmany"]
     run(*words, "--log-format", "none")
     count = 8

@@ -25,7 +25,6 @@ EXTRA_OF: Final = {
     "zstandard": "mds",
     "cramjam": "mds",
     "obstore": "s3",
-    "pycurl": "s3",
     "plotly": "report",
 }
 """The extra of each library that distcache imports only when it is used."""

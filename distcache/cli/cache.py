@@ -12,11 +12,8 @@ import msgspec
 import typer
 
 from distcache.builder.build_record import (
-    PhaseTiming,
-    RankRecord,
     make_timings,
     read_build_record,
-    total_own_seconds,
 )
 from distcache.builder.configuration import complete, load_config, naming_from
 from distcache.cache.contents import Cache, Contents, open_cache, read_contents, read_version
@@ -53,7 +50,10 @@ CacheArgument = Annotated[str, typer.Argument(help="A cache: a file, or s3://buc
 def inspect_command(
     cache: CacheArgument,
     timings: Annotated[
-        bool, typer.Option("--timings", help="Show how long phases and ranks took to build it.")
+        bool,
+        typer.Option(
+            "--timings", help="Write how long phases and ranks took to build it, as JSON."
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -67,7 +67,7 @@ def inspect_command(
     """
     if timings:
         require_file(cache, "the build record of", "it stays where the cache was built")
-        _show_timings(Path(cache), as_json=as_json)
+        print_json(make_timings(read_build_record(Path(cache))))
         return
     document = inspect_document(read_contents(cache))
     if as_json:
@@ -100,36 +100,6 @@ def inspect_command(
             ],
         )
     typer.echo(f"size {size_text(document['file_bytes'])}")
-
-
-def _show_timings(cache: Path, *, as_json: bool) -> None:
-    found = make_timings(read_build_record(cache))
-    if as_json:
-        print_json(found)
-        return
-    print_table(
-        f"{cache}: seconds by phase, in all and of the ranks' own work without waiting",
-        ["phase", "in all", "least", "median", "most", "slowest rank", "host"],
-        [_phase_row(timing) for timing in found.phases],
-    )
-    print_table(
-        "The ranks that worked longest",
-        ["rank", "host", "own work", "waited", "memory", "predicted"],
-        [_rank_row(rank) for rank in found.ranks],
-    )
-
-
-def _phase_row(timing: PhaseTiming) -> list[object]:
-    times = (timing.seconds, timing.least, timing.median, timing.most)
-    shown = [f"{seconds:.2f}" for seconds in times]
-    return [timing.phase, *shown, timing.slowest_rank, timing.slowest_host]
-
-
-def _rank_row(rank: RankRecord) -> list[object]:
-    times = (total_own_seconds(rank), sum(rank.waited.values()))
-    sizes = (rank.peak_memory, rank.predicted_memory)
-    shown = [*(f"{seconds:.2f}" for seconds in times), *map(size_text, sizes)]
-    return [rank.rank, rank.host, *shown]
 
 
 def verify_command(

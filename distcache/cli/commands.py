@@ -69,7 +69,7 @@ PANELS: Final = {
         "convert": CommandEntry(
             "corpora",
             "convert_command",
-            "Rewrite a legacy or multimodal corpus for Megatron today.",
+            "Rewrite a multimodal or damaged corpus for Megatron today.",
             interrupted=None,
         ),
         "select": CommandEntry(

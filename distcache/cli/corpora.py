@@ -103,18 +103,16 @@ def convert_command(
         bool,
         typer.Option(
             "--repair",
-            help="Make a damaged index again: offsets, boundaries, the token type, of its lengths.",
+            help="Make offsets that overflowed again, of the lengths.",
         ),
     ] = False,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a legacy (TNTIDX), multimodal or damaged corpus as one that today's Megatron reads.
+    """Write a multimodal or damaged corpus as one that today's Megatron reads.
 
     Examples
     --------
-        distcache convert old/web -o data/web
-
         distcache convert data/pictures -o data/text-only --drop-modes
 
         distcache convert data/merged -o data/mended --repair
@@ -261,11 +259,9 @@ def _show_limits(
         count = sum(min(readback, found.documents) for found in sound)
         typer.echo(f"{count:,} documents are equal to their sources", err=True)
     for prefix in dict.fromkeys(fault.prefix for fault in faults):
-        if repairs := is_repairable(prefix):
+        if is_repairable(prefix):
             typer.echo(
-                f"{prefix}: can be repaired ({'; '.join(repairs)}): `distcache convert --repair "
-                f"{prefix} -o OUT`",
-                err=True,
+                f"{prefix}: can be repaired: `distcache convert --repair {prefix} -o OUT`", err=True
             )
 
 

@@ -20,7 +20,7 @@ from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_result
 from distcache.corpus.mds.rebuild_index import rebuild_index
 from distcache.edit.index_mds import index_mds
-from distcache.edit.mds_scan import HeadersOnly, MdsOptions, TokenDtype
+from distcache.edit.mds_scan import MdsOptions, TokenDtype
 from distcache.edit.mirror import mirror, mirrored
 from distcache.edit.mix import MixOptions, mix
 from distcache.edit.mix_recipe import Recipe, recipe_from
@@ -183,7 +183,6 @@ def mix_command(
     ] = False,
     column: ColumnOption = None,
     dtype: TokenDtype = None,
-    headers_only: HeadersOnly = False,
     threads: ThreadsOption = 0,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
@@ -204,9 +203,7 @@ def mix_command(
         raise ConfigError(
             "--rows mixes whole samples: leave out --column, --dtype and --sequence-length"
         )
-    sets = MdsOptions(
-        column="" if rows else column or "tokens", dtype=dtype, headers_only=headers_only
-    )
+    sets = MdsOptions(column="" if rows else column or "tokens", dtype=dtype)
     options = msgspec.structs.replace(options, mds=sets)
     communicator = connect()
     interrupt_on_signals()

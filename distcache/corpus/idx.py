@@ -177,7 +177,10 @@ def open_idx(prefix: str) -> Idx:
 
 def _parse_header(path: str, header: bytes) -> tuple[int, int, int]:
     if header.startswith(LEGACY_MAGIC):
-        raise CorpusError(f"{path}: is a legacy TNTIDX file; `distcache convert` rewrites it")
+        raise CorpusError(
+            f"{path}: is a TNTIDX file of fairseq or an early Megatron, which is not read; "
+            "tokenize again, or rewrite it with the release of Megatron that wrote it"
+        )
     require_no_pointer(path, header)
     if len(header) < HEADER_SIZE:
         raise CorpusError(

@@ -54,8 +54,6 @@ from distcache.storage.watchdog import tick
 
 CHUNK: Final = 16 << 20
 RELEASED_FROM: Final = 8 << 20  # bytes of a file; a smaller one is released when it is checked
-# Shifts and factors of SplitMix64's finalizer (Steele, Lea and Flood 2014), before its last shift.
-SPLITMIX64: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 MOST_NAMED: Final = 3  # corpora of a directory, in a message
 MOST_COMPARED: Final = 50  # names, with one that is not there
 SEQUENCES: Final = 1 << 18  # of shards, that are compared at a time
@@ -100,8 +98,6 @@ class RangeFacts(msgspec.Struct, frozen=True):
     view: bool = False  # whether the offsets of the range are not the running sum of lengths
     # if they are not, the sequences that are not within the `.bin`
     outside: tuple[Fault, ...] = ()
-    # sum of the hashes of where its sequences end, less that of where they begin, modulo 2**64
-    seams: int = 0
 
 
 def outline(prefix: str) -> Outline:
@@ -295,45 +291,14 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
     elif not head.faults and (view or not _is_inside(head, idx, begin, end)):
         outside = _outside(head, idx, begin, end)
     faults = tuple(Fault(head.prefix, idx.path, message) for message in messages)
-    seams = 0 if _is_shared(head) else _seams(idx, begin, end, view=view)
     if idx.size >= RELEASED_FROM:
         _release_range(idx, begin, end)
-    return RangeFacts(facts.tokens, facts.empty, faults, view, outside, seams)
+    return RangeFacts(facts.tokens, facts.empty, faults, view, outside)
 
 
 def _is_shared(head: Outline) -> bool:
     """Return whether the `.bin` may be that of other corpora: a link, shards, or an object."""
     return head.linked or head.shards is not None or is_url(head.prefix)
-
-
-def _seams(idx: Idx, begin: int, end: int, *, view: bool) -> int:
-    """Return `RangeFacts.seams`: of a running sum, only its begin and its end do not cancel."""
-    if not view and begin < end:
-        last = int(idx.offsets[end - 1]) + int(idx.lengths[end - 1]) * idx.item_size
-        return (_hash(last) - _hash(int(idx.offsets[begin]))) % 2**64
-    total = 0
-    for first in range(begin, end, SEQUENCES):
-        some = slice(first, min(first + SEQUENCES, end))
-        begins = idx.offsets[some].astype(np.int64)
-        ends = begins + idx.lengths[some].astype(np.int64) * idx.item_size
-        total += _sum_of_hashes(ends) - _sum_of_hashes(begins)
-    return total % 2**64
-
-
-def _sum_of_hashes(values: NDArray[np.int64]) -> int:
-    """Return the sum of the hashes of values."""
-    mixed = values.astype(np.uint64)
-    for shift, factor in SPLITMIX64:
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
-
-
-def _hash(value: int) -> int:
-    """Return what the finalizer of SplitMix64 makes of one value."""
-    mixed = value % 2**64
-    for shift, factor in SPLITMIX64:
-        mixed = (mixed ^ (mixed >> shift)) * factor % 2**64
-    return mixed ^ (mixed >> 31)
 
 
 def _is_inside(head: Outline, idx: Idx, begin: int, end: int) -> bool:
@@ -462,25 +427,24 @@ def summarize(
     faults = [*head.faults, *(fault for part in ranges for fault in part.faults)]
     if view:
         faults += [fault for part in ranges for fault in part.outside]
-        faults += _overflow(head, tokens, sum(part.seams for part in ranges))
+        faults += _own_bin_faults(head, tokens)
     elif not any(part.faults for part in ranges):
         faults += _bin_faults(head, tokens)
     return facts, tuple(faults)
 
 
-def _overflow(head: Outline, tokens: int, seams: int) -> list[Fault]:
-    """Return a fault of offsets that use some bytes twice and others never, of a `.bin` of its own.
+def _own_bin_faults(head: Outline, tokens: int) -> list[Fault]:
+    """Return a fault of offsets that are no running sum, though the `.bin` has just the lengths.
 
-    A view may do so too, but its `.bin` is a link, or has other bytes than its lengths say.
+    A view has such offsets, too, but its `.bin` is a link, or has other bytes than its lengths say.
     """
     size = tokens * ITEM_TYPES[head.type_code].itemsize
-    whole = _sum_of_hashes(np.array([size])) - _sum_of_hashes(np.array([0]))
-    if _is_shared(head) or head.bin_size != size or (seams - whole) % 2**64 == 0:
+    if _is_shared(head) or head.bin_size != size:
         return []
     message = (
         "its offsets are not the running sum of lengths, which are all that the .bin has: they "
-        "overflowed, or do not count bytes (`distcache convert --repair`); or this is a view that "
-        "repeats documents, whose .bin must be a link"
+        "overflowed (`distcache convert --repair`), or do not count bytes; or this is a view, "
+        "whose .bin must be a link"
     )
     return [Fault(head.prefix, idx_path(head.prefix), message)]
 

@@ -16,7 +16,7 @@ from distcache.corpus import CorpusFacts, Fault, bin_path, idx_path, open_idx
 from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.examine import digest_tokens
 from distcache.corpus.idx import ITEM_TYPES, limit_of
-from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
+from distcache.corpus.mds.shard_table import ShardTable, read_table
 from distcache.corpus.mds.stored_shard import indexed_pieces, indexed_shard
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
 from distcache.corpus.view_bytes import token_pieces
@@ -273,9 +273,6 @@ def compare_shards(communicator: Communicator, prefix: str, count: int) -> list[
 
     def compare() -> list[Fault]:
         table = read_table(prefix)
-        if not (table.rows["flags"] & DIGESTED).all():
-            message = "has no digests of shards, since it was indexed with --headers-only"
-            return [Fault(prefix, shards_path(prefix), message)] if not communicator.rank else []
         wanted = (2 * np.arange(count) + 1) * table.sequences // (2 * count)
         firsts = table.rows["first_sequence"].astype(np.int64)
         shards = np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist()

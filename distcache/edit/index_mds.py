@@ -457,8 +457,6 @@ class _Scanner:
         return record
 
     def _room(self, stored: StoredShard) -> NDArray[np.uint8]:
-        if self._options.headers_only:
-            return np.empty(0, np.uint8)
         room: NDArray[np.uint8] | None = getattr(self._rooms, "room", None)
         if room is None or len(room) < stored.raw_size:
             room = self._rooms.room = np.empty(stored.raw_size, np.uint8)

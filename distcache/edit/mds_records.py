@@ -194,7 +194,7 @@ def table_of(records: Sequence[ShardRecord], columns: bytes) -> ShardTable:
         digests = b"".join(bytes.fromhex(getattr(record, name)) for record in kept)
         rows[name] = np.frombuffer(digests, "V16")
     rows["codec"] = [CODECS.index(record.codec) for record in kept]
-    rows["flags"] = [DIGESTED if any(bytes.fromhex(r.raw_digest)) else 0 for r in kept]
+    rows["flags"] = DIGESTED
     return ShardTable(
         rows,
         b"".join(names),

@@ -17,8 +17,8 @@ from distcache.corpus.mds.columns import (
     token_places,
 )
 from distcache.corpus.mds.index_json import ShardEntry
-from distcache.corpus.mds.shard_header import header_problem, offsets_of, offsets_size
-from distcache.corpus.mds.stored_shard import StoredShard, read_front, read_shard
+from distcache.corpus.mds.shard_header import header_problem, offsets_of
+from distcache.corpus.mds.stored_shard import StoredShard, read_shard
 from distcache.errors import ConfigError, CorpusError
 from distcache.kernels import first_outside
 from distcache.option import Option
@@ -42,7 +42,6 @@ DTYPES: Final = {
 TokenDtype = Annotated[
     str | None, Option("Type of the tokens in a column of bytes, such as int64.", metavar="TYPE")
 ]
-HeadersOnly = Annotated[bool, Option("Read only headers: no digests, no token compared.")]
 
 
 @decodable
@@ -61,9 +60,6 @@ class MdsOptions(msgspec.Struct, frozen=True):
     vocabulary: Annotated[
         int | None, Option("Token ids must be below it.", "--vocab-size", least=1)
     ] = None
-    headers_only: Annotated[bool, Option("Read only headers: no digests, no token compared.")] = (
-        False
-    )
     on_error: Annotated[
         Literal["fail", "skip"],
         Option("End at the first damaged shard or sample, or leave them out."),
@@ -81,7 +77,7 @@ class Scan(NamedTuple):
     lengths: NDArray[np.int32]  # tokens of each sample that is kept; bytes, if samples are rows
     pointers: NDArray[np.uint32]  # bytes of the raw shard where each begins
     data_begin: int  # start of the samples, in bytes
-    # XXH3-128 of both forms; zeros where it is not known
+    # XXH3-128 of both forms; zeros of the one that does not exist
     raw_digest: bytes
     zip_digest: bytes
     dtype: str  # name of the type of the tokens
@@ -140,8 +136,6 @@ def scan_shard(
     CorpusError
         If the shard is damaged; damaged samples are returned.
     """
-    if options.headers_only:
-        return _scan_header(stored, entry, options)
     raw = room[: stored.raw_size]
     digests = read_shard(stored, entry, raw)
     if problem := header_problem(raw, entry):
@@ -184,64 +178,6 @@ def _scanned(
         dtype.name,
         wrong,
     )
-
-
-def _scan_header(stored: StoredShard, entry: ShardEntry, options: MdsOptions) -> Scan:
-    """Scan a shard by its header alone."""
-    size = offsets_size(entry.samples)
-    front = read_front(stored, min(size + COLUMNS, stored.raw_size))
-    if len(front) >= size:
-        begin = int(front[4:8].view("<u4")[0])
-        if len(front) < begin <= stored.raw_size:
-            front = read_front(stored, begin)
-    if problem := header_problem(front, entry):
-        raise CorpusError(f"{stored.path}: {problem}")
-    offsets = offsets_of(front, entry.samples)
-    digests = (bytes(16), bytes(16))
-    if options.rows:
-        return _rows(offsets, digests)
-    places, dtype = _places_by_size(entry, offsets, options)
-    return _scanned(places, offsets, digests, dtype)
-
-
-def _places_by_size(
-    entry: ShardEntry, offsets: NDArray[np.int64], options: MdsOptions
-) -> tuple[Places, np.dtype[Any]]:
-    """Return the places of tokens, as far as it follows from the sizes of samples."""
-    kind = kind_of(entry, options)
-    own = entry.columns.place_of(options.column)
-    sizes = entry.column_sizes
-    dtype = np.dtype(options.dtype) if options.dtype else kind.dtype
-    others = [size for place, size in enumerate(sizes) if place != own]
-    if dtype is None or None in others or (kind.has_head and kind.dtype is None):
-        raise ConfigError(
-            "--headers-only: where the tokens lie does not follow from the sizes of samples, since "
-            "another column varies or each sample names the type; leave it out"
-        )
-    varying = 4 * (sizes[own] is None)
-    fixed = sum(size or 0 for place, size in enumerate(sizes) if place != own)
-    before = sum(size or 0 for size in sizes[:own])
-    begins = offsets[:-1] + varying + before
-    values = np.diff(offsets) - varying - fixed
-    heads = _heads(values, dtype.itemsize) if kind.has_head else np.zeros(len(values), np.int64)
-    values = values - heads
-    bad = (values < 0) | (values % dtype.itemsize != 0) | (heads < 0)
-    if kind.length is not None:
-        bad |= values != kind.length * dtype.itemsize
-    wrong = {int(sample): "its size fits no tokens" for sample in np.flatnonzero(bad)}
-    return Places(np.where(bad, 0, begins + heads), np.where(bad, 0, values), wrong), dtype
-
-
-def _heads(sizes: NDArray[np.int64], item: int) -> NDArray[np.int64]:
-    """Return the bytes of the shape before the values of arrays of some sizes; -1 if none fits."""
-    heads = np.full(len(sizes), -1, np.int64)
-    for power in (3, 2, 1, 0):
-        width = 1 << power
-        count, rest = np.divmod(sizes - 1 - width, item)
-        least = 0 if power == 0 else 1 << (4 << power)
-        fits = (rest == 0) & (count >= least) & (count < 1 << min(8 << power, 62))
-        heads[fits] = 1 + width
-    return heads
 
 
 def _out_of_range(

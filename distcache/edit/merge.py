@@ -1,4 +1,4 @@
-"""Merge corpora, convert legacy or multimodal ones, and materialize views.
+"""Merge corpora, convert multimodal or damaged ones, and materialize views.
 
 Every rank copies an equal share of the bytes.
 """
@@ -21,7 +21,6 @@ from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source, r
 from distcache.corpus.examine import digest_tokens, require_sound, require_unchanged
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
-from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.receipt import (
     Ancestor,
     InputReceipt,
@@ -50,6 +49,7 @@ from distcache.storage.files import (
     require_text,
     write_range,
 )
+from distcache.storage.units import counted
 
 STRIPE: Final = 1 << 20  # bytes; two ranks never write into the same one of a `.bin`
 COPY: Final = 16 << 20  # bytes at a time
@@ -138,7 +138,7 @@ def convert(
     drop_modes: bool = False,
     repair: bool = False,
 ) -> Receipt:
-    """Convert a legacy or multimodal corpus, or any other, to a current `.idx`. Collective.
+    """Convert a multimodal or damaged corpus, or any other. Collective.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def convert(
     drop_modes : bool
         Whether to leave the modes of multimodal sequences out.
     repair : bool
-        Whether a damaged index is made again, of its lengths and the size of the `.bin`.
+        Whether offsets that overflowed are made again, of the lengths.
 
     Raises
     ------
@@ -158,24 +158,20 @@ def convert(
     """
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
 
-    def look() -> tuple[bool, list[str]]:
+    def look() -> list[str]:
         require_text(prefix)
-        return is_legacy(prefix), _file_versions([prefix])
+        return _file_versions([prefix])
 
     with aborting_on_error(communicator):
         watch.phase("examining corpora")
-        legacy, file_versions = on_rank_0(
-            communicator, look, tuple[bool, list[str]], "looking at the corpus"
-        )
-        if legacy:
-            source = on_all_ranks(communicator, lambda: open_legacy(prefix), "opening the corpus")
-            digest = xxhash.xxh3_128(source.lengths.data).hexdigest()
-            known = _InputFacts([digest], file_versions, None)
-            examined: list[CorpusFacts] = []
-        elif repair:
+        file_versions = on_rank_0(communicator, look, list[str], "looking at the corpus")
+        examined: list[CorpusFacts] = []
+        if repair:
             found = on_all_ranks(communicator, lambda: open_damaged(prefix), "opening the corpus")
-            source, examined = found.source, []
-            watch.note("; ".join(found.repairs) or "nothing is wrong with it")
+            source = found.source
+            if not found.wrong:
+                raise ConfigError(f"{prefix}: nothing is wrong with it; leave --repair out")
+            watch.note(f"{counted(found.wrong, 'offset')} made again of the lengths")
             digest = xxhash.xxh3_128(np.ascontiguousarray(source.lengths).data).hexdigest()
             known = _InputFacts([digest], file_versions, None)
         else:

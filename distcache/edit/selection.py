@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus.idx import ITEM_TYPES, Idx
+from distcache.corpus.idx import Idx
 from distcache.errors import ConfigError
 from distcache.option import Option
 from distcache.storage.files import open_regular
@@ -84,10 +84,6 @@ class Selection(msgspec.Struct, frozen=True):
     ] = None
     up_to: int | None = None
     seed: Annotated[int, Option("Seed of --sample and --tokens.", least=0, most=2**64 - 1)] = 0
-    split_at: Annotated[
-        int | None,
-        Option("Cut sequences into sequences of at most so many tokens.", least=1, most=2**31 - 1),
-    ] = None
 
     def problems(self) -> list[str]:
         """Return what is wrong with it."""
@@ -105,8 +101,6 @@ class Selection(msgspec.Struct, frozen=True):
             found.append(f"--sample {self.sample}: expected more than 0, and at most 1")
         if self.tokens is not None and self.tokens < 1:
             found.append(f"--tokens {self.tokens}: expected at least 1 token")
-        if self.split_at is not None and self.split_at < 1:
-            found.append(f"--split-at {self.split_at}: expected at least 1 token")
         return found
 
 
@@ -162,16 +156,13 @@ def select_documents(
         if selection.min_length is not None or selection.max_length is not None:
             keep &= _by_length(_tokens(lengths, bounds - bounds[0]), selection)
         sequences = np.repeat(keep, counts)
-        kept = Kept(
+        yield Kept(
             first + np.flatnonzero(keep),
             counts[keep],
             lengths[sequences],
             idx.offsets[some][sequences],
             None if idx.modes is None else idx.modes[some][sequences],
         )
-        if selection.split_at is not None:
-            kept = _split(kept, selection.split_at, ITEM_TYPES[idx.type_code].itemsize)
-        yield kept
 
 
 def _tokens(lengths: NDArray[np.int32], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -248,42 +239,6 @@ def bins_of_hashes(kept: Kept, seed: int, tokens: NDArray[np.int64]) -> NDArray[
     sums = np.zeros(1 << BITS, np.int64)
     np.add.at(sums, bins.astype(np.int64), tokens)
     return sums
-
-
-def _split(kept: Kept, most: int, item: int) -> Kept:
-    """Cut sequences into sequences of at most so many tokens."""
-    lengths, parts, before = split_lengths(kept.lengths, most)
-    ends = np.concatenate([[0], np.cumsum(kept.counts)])
-    sums = np.concatenate([[0], np.cumsum(parts)])
-    return Kept(
-        kept.documents,
-        np.diff(sums[ends]),
-        lengths,
-        np.repeat(kept.offsets, parts) + before * item,
-        None if kept.modes is None else np.repeat(kept.modes, parts),
-    )
-
-
-def split_lengths(
-    lengths: NDArray[np.int32], most: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Cut sequences into parts; all of a sequence have `most` tokens but the last.
-
-    Returns
-    -------
-    lengths : ndarray of int32
-        Lengths of the parts.
-    parts : ndarray of int64
-        Number of parts of each sequence, at least one.
-    before : ndarray of int64
-        Tokens of its sequence before each part.
-    """
-    parts = np.maximum(-(-lengths.astype(np.int64) // most), 1)
-    ends = np.cumsum(parts)
-    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - parts, parts)
-    before = within * most
-    cut = np.minimum(np.repeat(lengths, parts) - before, most)
-    return cut.astype(np.int32), parts, before
 
 
 def numbers_in(path: str | Path) -> NDArray[np.int64]:

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from distcache.corpus import Fault, Idx, bin_path, open_idx
 from distcache.corpus.ancestry import MOST_VIEWS, documents_of, find_sorted, root_of_view
 from distcache.corpus.idx import ITEM_TYPES
-from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.receipt import VIEWS, InputReceipt, PieceReceipt, Receipt, find_receipt
-from distcache.edit.selection import split_lengths
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.ingest.inputs import TextOptions, TokenOptions, find_inputs
 from distcache.ingest.part import PieceFacts, Sink
@@ -270,28 +268,12 @@ class _Corpora:
     def read(self, sample: Sample) -> dict[int, Document]:
         """Return documents by their number in the corpus."""
         prefix = sample.entry.path
-        if is_legacy(prefix):
-            return self._read_legacy(sample)
         idx, found = open_idx(prefix), {}
         for place in sample.documents:
             document = read_document(idx, bin_path(prefix), self._dtype, place)
             if document is None:
                 raise CorpusError(f"has no document {place} now")
             found[place] = document
-        return found
-
-    def _read_legacy(self, sample: Sample) -> dict[int, Document]:
-        prefix, item = sample.entry.path, self._dtype.itemsize
-        source, found = open_legacy(prefix), {}
-        with closing_fd(open_regular(bin_path(prefix))) as descriptor:
-            for place in sample.documents:
-                if place + 1 >= len(source.bounds):
-                    raise CorpusError(f"has {len(source.bounds) - 1} documents now")
-                first, last = source.bounds[place : place + 2].tolist()
-                lengths = np.array(source.lengths[first:last])
-                begin = int(source.lengths[:first].sum(dtype=np.int64)) * item
-                content = read_range(descriptor, begin, begin + int(lengths.sum()) * item)
-                found[place] = Document(np.frombuffer(content, self._dtype), lengths)
         return found
 
 
@@ -312,7 +294,6 @@ class _Selected:
         parent = receipt.inputs[0].path
         self._view = open_idx(prefix)
         self._parent = open_idx(parent)
-        self._split_at = receipt.options.get("split_at")
         self._receipt = find_receipt(parent)
         self._sources: SourceReader = _Corpora(dtype)
         if self._receipt is not None:
@@ -331,14 +312,8 @@ class _Selected:
                 place = (
                     part.documents[key] if self._receipt is None else places[part.documents[key]]
                 )
-                found[place] = self._cut(document)
+                found[place] = document
         return found
-
-    def _cut(self, document: Document) -> Document:
-        most = self._split_at
-        if not isinstance(most, int) or most < 1:
-            return document
-        return Document(document.tokens, split_lengths(document.lengths, most)[0])
 
 
 class _Left:

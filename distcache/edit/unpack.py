@@ -11,9 +11,9 @@ import msgspec
 
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import bin_path
-from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
+from distcache.corpus.mds.shard_table import ShardTable, read_table, shards_path
 from distcache.corpus.mds.stored_shard import indexed_pieces, indexed_shard
-from distcache.errors import ConfigError, CorpusError, KeyMismatch
+from distcache.errors import ConfigError, KeyMismatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share
 from distcache.ranks.claim import claim
 from distcache.ranks.communicator import Communicator
@@ -92,7 +92,7 @@ def unpack_shards(
             raise ConfigError(
                 f"{prefix}: has no {shards_path('')}, so there is nothing to unpack"
             ).of_all_ranks()
-        table = on_all_ranks(communicator, lambda: _table_of(prefix), "reading the table")
+        table = on_all_ranks(communicator, lambda: read_table(prefix), "reading the table")
         final = os.path.abspath(bin_path(prefix))
         workspace = Workspace(hidden_directory(Path(final), "unpack"), otherwise="make room there")
 
@@ -124,17 +124,6 @@ def unpack_shards(
             ),
             resumes=True,
         )
-
-
-def _table_of(prefix: str) -> ShardTable:
-    """Read the table of a corpus whose shards can be compared with their digests."""
-    table = read_table(prefix)
-    if not (table.rows["flags"] & DIGESTED).all():
-        raise CorpusError(
-            f"{prefix}: was indexed with --headers-only, so that no shard could be compared with "
-            "its digest; index the data set again without it"
-        )
-    return table
 
 
 def _is_there(final: str, table: ShardTable) -> bool:

@@ -165,10 +165,12 @@ class Localization:
         except DistcacheError:
             self._staged.undo()
             raise
-        if files:
-            self._on_all_agents(
-                lambda: invalidate(self._store, self._manifest.name), "preparing the repair"
-            )
+
+        def begin() -> None:
+            if files:
+                invalidate(self._store, self._manifest.name)
+
+        self._on_all_agents(begin, "preparing the repair")
 
     def _reserve(self, incomplete: Sequence[int]) -> None:
         """Reserve the space of this node's files."""

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from distcache.cache.contents import Contents, packed_sources, read_version
+from distcache.cache.contents import Contents, read_version
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.megatron.arguments import reading_nodes
@@ -22,11 +22,9 @@ from distcache.node.manifest import (
     Manifest,
     describe,
     make_manifest,
-    shard_blocks,
     stat_corpora,
 )
 from distcache.node.records import (
-    AHEAD,
     Localized,
     LocalizeOptions,
     NodeReport,
@@ -317,9 +315,6 @@ def _make_manifest(
 
     def make() -> Manifest:
         manifest = make_manifest(store, source, contents, version, facts, asked)
-        if asked.shards == AHEAD:
-            for number in packed_sources(contents):
-                shard_blocks(contents, number, 0)  # refuses those without digests
         if asked.naming is not None:
             require_readable(contents, asked.naming)
             bare = next((corpus for corpus in manifest.corpora if not corpus.has_tokens), None)

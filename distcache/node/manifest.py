@@ -15,7 +15,6 @@ from distcache.cache.digests import block_range, blocks_in
 from distcache.cache.format import HEADER_SIZE
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.mds.index_json import CODECS
-from distcache.corpus.mds.shard_table import DIGESTED
 from distcache.errors import CacheCorrupt, CorpusError
 from distcache.node.records import DEFAULT_SHARDS, LocalCorpus, Request
 from distcache.node.store import Store, cache_name, part_of
@@ -280,21 +279,10 @@ def copy_blocks(size: int, file: int) -> list[Block]:
 
 
 def shard_blocks(contents: Contents, source: int, file: int) -> list[Block]:
-    """Return the shards of a corpus as blocks of its `.bin`.
-
-    Raises
-    ------
-    CorpusError
-        If their digests are not known.
-    """
+    """Return the shards of a corpus as blocks of its `.bin`."""
     blocks = []
     for row in contents.shards_of(source):
         path = contents.shard_path(row)
-        if not int(row["flags"]) & DIGESTED:
-            raise CorpusError(
-                f"{path}: has no digest, since it was indexed with --headers-only; index the data "
-                "set again without it, and build again"
-            )
         codec = CODECS[int(row["codec"])]
         begin, size = int(row["base"]), int(row["raw_size"])
         source_file = ShardSource(path, codec, int(row["zip_size"]) if codec else size)

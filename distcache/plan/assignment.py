@@ -102,6 +102,7 @@ def assign(
     fitting = [work for work in found if memory_limit is None or max(work.memory) <= memory_limit]
     if fitting:
         return min(fitting, key=lambda work: max(work.busy))
+    found.append(_share_out(costs, todo, [], sliced, ranks, 1))
     least = min(max(work.memory) for work in found)
     raise NoSpace(
         f"--memory-limit {memory_limit}: a rank needs {size_text(least)} ({least} "

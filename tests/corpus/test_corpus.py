@@ -73,7 +73,7 @@ def test_modes_of_multimodal_data_are_read(tmp_path: Path) -> None:
     ("spoil", "expected"),
     [
         (lambda p: patch(p, 0, b"X"), "magic is"),
-        (lambda p: patch(p, 0, b"TNTIDX\0\0"), "legacy TNTIDX"),
+        (lambda p: patch(p, 0, b"TNTIDX\0\0"), "is a TNTIDX file"),
         (lambda p: patch(p, 9, struct.pack("<Q", 2)), "version is 2, expected 1"),
         (lambda p: patch(p, 17, b"\x09"), "token type code is 9"),
         (lambda p: patch(p, 18, struct.pack("<Q", 8)), "expected 194 (or 202 with modes)"),

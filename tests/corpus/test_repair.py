@@ -1,10 +1,9 @@
-"""A damaged index is made again, where the lengths say exactly what the .bin has."""
+"""Offsets that overflowed are made again, where the lengths say exactly what the .bin has."""
 
 from __future__ import annotations
 
 import struct
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from distcache.corpus import open_idx
 from distcache.corpus.examine import examine
 from distcache.corpus.repair import is_repairable, open_damaged
-from distcache.corpus.soundness import Outline, _overflow, _seams
 from distcache.errors import CorpusError, NotReady
 from tests.support.corpora import write_lengths
 from tests.support.processes import start
@@ -36,63 +34,67 @@ def damage(prefix: str, **changes: Any) -> None:
     Path(f"{prefix}.idx").write_bytes(content + bounds.tobytes())
 
 
-@pytest.mark.parametrize(
-    ("changes", "repaired"),
-    [
-        ({"offsets": [0, 6, 6 - 2**32, 16]}, "offsets that are not the running sum"),
-        ({"offsets": [0, 6, 0, 10]}, "offsets that are not the running sum"),  # modulo 2**n
-        ({"offsets": [0, 3, 3, 8]}, "offsets that are not the running sum"),  # of tokens
-        ({"bounds": []}, "document boundaries: each sequence is a document now"),
-        ({"bounds": [0]}, "document boundaries"),
-        ({"bounds": [0, 1, 2]}, "document boundaries"),
-        ({"bounds": [0, 3, 2, 4]}, "document boundaries"),
-        ({"code": 4}, "token type code 4: the .bin has 2 bytes for each token"),
-        ({"code": 99}, "token type code 99"),
-    ],
-)
-def test_what_follows_from_lengths(changes: Any, repaired: str, tmp_path: Path) -> None:
-    """`check` names it, and `convert --repair` writes the sound pair."""
+def test_offsets_that_overflowed(tmp_path: Path) -> None:
+    """`check` names them, and `convert --repair` writes the sound pair."""
     prefix = write_lengths(tmp_path / "a", LENGTHS)
     truth = [Path(prefix + end).read_bytes() for end in (".idx", ".bin")]
-    damage(prefix, **changes)
+    damage(prefix, offsets=[0, 6, 6 - 2**32, 16])
     checked = start(["check", prefix])
     assert checked.returncode == 3
-    assert repaired in checked.stderr
     assert f"convert --repair {prefix}" in checked.stderr
     done = start(["convert", prefix, "--repair", "-o", tmp_path / "b"])
     assert done.returncode == 0, done.stderr
+    assert "1 offset made again" in done.stderr
     assert [Path(f"{tmp_path}/b{end}").read_bytes() for end in (".idx", ".bin")] == truth
+    sound = start(["convert", tmp_path / "b", "--repair", "-o", tmp_path / "c"])
+    assert sound.returncode == 2
+    assert "nothing is wrong with it" in sound.stderr
 
 
-def test_a_tail_is_left_out(tmp_path: Path) -> None:
-    """A tail is left out of a .bin whose index is right: nothing says what it is."""
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"offsets": [0, 3, 3, 8]}, "did not overflow"),  # they count tokens
+        ({"offsets": [0, 6, 0, 10]}, "did not overflow"),
+        ({"bounds": [0, 1, 2]}, "document boundaries are wrong"),
+        ({"bounds": [0, 3, 2, 4]}, "document boundaries are wrong"),
+        ({"code": 4}, "36 bytes, and the .bin has 18"),
+        ({"code": 99}, "token type code is 99"),
+    ],
+)
+def test_what_else_is_wrong_is_not_repaired(changes: Any, problem: str, tmp_path: Path) -> None:
+    """Nothing says what is right then; `check` still refuses it."""
     prefix = write_lengths(tmp_path / "a", LENGTHS)
-    truth = Path(f"{prefix}.bin").read_bytes()
-    Path(f"{prefix}.bin").write_bytes(truth + b"tail!")
-    assert is_repairable(prefix) == ("a tail of 5 bytes of the .bin, which no sequence has",)
-    done = start(["convert", prefix, "--repair", "-o", tmp_path / "b"])
-    assert done.returncode == 0, done.stderr
-    assert Path(f"{tmp_path}/b.bin").read_bytes() == truth
-
-
-def test_what_cannot_be_repaired(tmp_path: Path) -> None:
-    """Tokens that are lost, negative lengths, no header, no file, a pointer of git-lfs."""
-    prefix = write_lengths(tmp_path / "a", LENGTHS)
-    content, tokens = Path(f"{prefix}.idx").read_bytes(), Path(f"{prefix}.bin").read_bytes()
-    Path(f"{prefix}.bin").write_bytes(tokens[:-1])
-    with pytest.raises(CorpusError, match=r"9 tokens, and the \.bin has 17 bytes, which fit no"):
+    damage(prefix, **changes)
+    assert start(["check", prefix]).returncode == 3
+    with pytest.raises(CorpusError, match=problem):
         open_damaged(prefix)
-    Path(f"{prefix}.bin").write_bytes(tokens)
+    assert not is_repairable(prefix)
+
+
+def test_the_tokens_of_a_view_are_not_its_own(tmp_path: Path) -> None:
+    """Its offsets are free, and no running sum."""
+    prefix = write_lengths(tmp_path / "a", LENGTHS)
+    (tmp_path / "v.bin").symlink_to(f"{prefix}.bin")
+    (tmp_path / "v.idx").write_bytes(Path(f"{prefix}.idx").read_bytes())
+    with pytest.raises(CorpusError, match="is a link: the corpus is a view"):
+        open_damaged(str(tmp_path / "v"))
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    """Negative lengths, no header, no file, a pointer of git-lfs."""
+    prefix = write_lengths(tmp_path / "a", LENGTHS)
+    content = Path(f"{prefix}.idx").read_bytes()
     for changed, problem in (
         (content[:34] + struct.pack("<i", -1) + content[38:], "has negative lengths"),
-        (content[:40], "ends within the lengths of its 4 sequences"),
-        (content[:20], "has no header of an index"),
+        (content[:40], "expected"),
+        (content[:20], "fewer than the 34 of a header"),
         (LFS, "is a pointer of git-lfs, not the file: run `git lfs pull`"),
     ):
         Path(f"{prefix}.idx").write_bytes(changed)
         with pytest.raises(CorpusError, match=problem):
             open_damaged(prefix)
-        assert is_repairable(prefix) == ()
+        assert not is_repairable(prefix)
     Path(f"{prefix}.idx").unlink()
     with pytest.raises(NotReady, match="no such file"):
         open_damaged(prefix)
@@ -120,27 +122,8 @@ def test_no_file_is_trusted(content: bytes) -> None:
         is_repairable(prefix)
 
 
-@given(st.permutations(range(6)), st.integers(0, 6))
-def test_a_permutation_is_a_view(order: list[int], split: int) -> None:
-    """Of all sequences, each once, in a .bin of its own; in ranges of any size."""
-    lengths = np.array([3, 0, 5, 1, 2, 0], np.int32)
-    offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]) * 2
-    idx = SimpleNamespace(lengths=lengths[order], offsets=offsets[order], item_size=2)
-
-    def seams_of(begin: int, end: int) -> int:
-        return _seams(idx, begin, end, view=True)  # type: ignore[arg-type]
-
-    head = Outline("a", bin_size=22, type_code=8)
-    assert _overflow(head, 11, seams_of(0, split) + seams_of(split, 6)) == []
-    plain = SimpleNamespace(lengths=lengths, offsets=offsets, item_size=2)
-    for view in (False, True):
-        assert _overflow(head, 11, _seams(plain, 0, 6, view=view)) == []  # type: ignore[arg-type]
-    idx.offsets = np.where(idx.lengths == 5, idx.offsets - 2, idx.offsets)
-    assert len(_overflow(head, 11, seams_of(0, 6))) == 1
-
-
 def test_ranges_of_several_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their findings are sent, of a running sum and of a permutation."""
+    """Their findings are sent, of a running sum and of a permutation, whose .bin is a link."""
     monkeypatch.setattr("distcache.corpus.examine.RANGE", 8)
     lengths = np.arange(400) % 7
     plain, moved = (write_lengths(tmp_path / name, lengths) for name in ("plain", "moved"))
@@ -152,6 +135,9 @@ def test_ranges_of_several_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     content[1634 : 1634 + 3200] = offsets.tobytes()
     Path(f"{moved}.idx").unlink()
     Path(f"{moved}.idx").write_bytes(content)
+    own = tmp_path / "own.bin"
+    Path(f"{moved}.bin").rename(own)
+    Path(f"{moved}.bin").symlink_to(own)
 
     def work(world: ThreadCommunicator) -> list[str]:
         facts, faults = examine(world, [plain, moved], 1)
@@ -166,7 +152,7 @@ def test_a_pointer_in_the_place_of_tokens(tmp_path: Path) -> None:
     """It is named by `convert --repair` too, as is what is not there."""
     prefix = write_lengths(tmp_path / "a", LENGTHS)
     Path(f"{prefix}.bin").write_bytes(LFS)
-    with pytest.raises(CorpusError, match=r"a\.bin: is a pointer of git-lfs"):
+    with pytest.raises(CorpusError, match=r"the \.bin has 64"):
         open_damaged(prefix)
     Path(f"{prefix}.bin").unlink()
     done = start(["convert", prefix, "-o", tmp_path / "b", "--repair"])

@@ -25,7 +25,6 @@ from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens
 from tests.support.mds_corpora import index, write_tokens
-from tests.support.mds_writer import write_mds
 from tests.support.processes import start
 from tests.support.texts import read_corpus, write_jsonl, write_shard
 
@@ -61,15 +60,6 @@ def test_shards_are_read_back(tokenizers: Path, documents: list[str], tmp_path: 
     outcome = run([path], tokenizers, tmp_path / "out", shard_size=9_000)
     for made in outcome.corpora[:6]:
         assert faults_of(Path(made.prefix), readback=4) == []
-
-
-def test_shards_without_digests_cannot_be_compared(tmp_path: Path) -> None:
-    """Shards without digests cannot be compared, which is a fault, not silence."""
-    samples = [{"tokens": np.arange(n, dtype="i4")} for n in range(40)]
-    data = write_mds(tmp_path / "mds", {"tokens": "ndarray:int32"}, samples)
-    index(data, tmp_path / "c", headers_only=True)
-    (fault,) = faults_of(tmp_path / "c", readback=5)
-    assert "has no digests of shards" in fault
 
 
 def test_an_unpacked_bin_is_compared_with_its_shards(tmp_path: Path) -> None:

@@ -103,24 +103,6 @@ def test_the_numbers_of_few_sequences_at_a_time(
     assert (tmp_path / "few.idx").read_bytes() == (tmp_path / "all.idx").read_bytes()
 
 
-def test_headers_only(tmp_path: Path) -> None:
-    """They give the same index where sizes say all, and are refused where they do not."""
-    for name, codec in (("raw", ""), ("packed", "zstd"), ("bz2", "bz2")):
-        samples = [{"tokens": document.astype("u2")} for document in [*DOCUMENTS, DOCUMENTS[0][:0]]]
-        data = write_mds(tmp_path / name, {"tokens": "ndarray:uint16"}, samples, codec=codec)
-        index(data, tmp_path / f"{name}-whole")
-        receipt = index(data, tmp_path / f"{name}-fast", headers_only=True)
-        pairs = [(tmp_path / f"{name}-{kind}.idx").read_bytes() for kind in ("whole", "fast")]
-        assert pairs[0] == pairs[1]
-        assert receipt.options["headers_only"]
-    with pytest.raises(ConfigError, match="another column varies"):
-        index(write_tokens(tmp_path / "more"), tmp_path / "no", headers_only=True)
-    samples = [{"tokens": document.astype("u1")} for document in DOCUMENTS]
-    typed = write_mds(tmp_path / "typed", {"tokens": "ndarray"}, samples)
-    with pytest.raises(ConfigError, match="or each sample names the type"):
-        index(typed, tmp_path / "no", headers_only=True, dtype="uint8")
-
-
 def test_a_shard_of_one_sample(tmp_path: Path) -> None:
     """Its tokens begin at any byte, and are compared nevertheless."""
     data = write_tokens(tmp_path / "data", per_shard=1)
@@ -133,13 +115,11 @@ def test_rows_are_whole_samples(tmp_path: Path) -> None:
     samples = [{"audio": bytes(range(n)), "text": "é" * n, "n": n} for n in range(20)]
     columns = {"audio": "bytes", "text": "str", "n": "int"}
     data = write_mds(tmp_path / "data", columns, samples, codec="gz")
-    for headers_only in (False, True):
-        out = tmp_path / f"c{headers_only}"
-        index(data, out, column="", headers_only=headers_only)
-        found = documents_of(out)
-        assert [len(row) for row in found] == [16 + n + 2 * n for n in range(20)]
-        described = msgspec.json.decode(read_table(str(out)).columns)
-        assert described["column_names"] == ["audio", "n", "text"]
+    index(data, tmp_path / "c", column="")
+    found = documents_of(tmp_path / "c")
+    assert [len(row) for row in found] == [16 + n + 2 * n for n in range(20)]
+    described = msgspec.json.decode(read_table(str(tmp_path / "c")).columns)
+    assert described["column_names"] == ["audio", "n", "text"]
     other = write_mds(tmp_path / "other", {"n": "int"}, [{"n": 1}])
     with pytest.raises(ConfigError, match="one set of columns"):
         index([data, other], tmp_path / "both", column="")

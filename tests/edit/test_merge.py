@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,9 @@ from numpy.typing import NDArray
 
 from distcache.cli.corpora import fold
 from distcache.corpus import open_idx, write_idx
-from distcache.corpus.legacy import open_legacy
 from distcache.corpus.receipt import read_receipt
 from distcache.edit.merge import convert, merge
-from distcache.errors import ConfigError, CorpusError, KeyMismatch, NotReady
+from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.ranks.communicator import SerialCommunicator
 from tests.support.corpora import LENGTHS, write_corpus, write_lengths
 from tests.support.texts import read_corpus
@@ -33,20 +31,6 @@ def write_multimodal(prefix: Path, lengths: NDArray[np.int64], seed: int = 0) ->
     tokens.astype("u2").tofile(f"{prefix}.bin")
     write_idx(str(prefix), lengths.astype(np.int32), "u2", bounds, modes)
     return str(prefix)
-
-
-def write_legacy(
-    prefix: Path, lengths: list[int], bounds: list[int], code: int = 4, dtype: str = "<i4"
-) -> bytes:
-    """Write a pair as fairseq's builder did, and return the tokens."""
-    tokens = np.arange(sum(lengths)).astype(dtype)
-    prefix.with_suffix(".bin").write_bytes(tokens.tobytes())
-    header = struct.pack("<8sQQQ", b"TNTIDX\0\0", 1, code, tokens.itemsize)
-    header += struct.pack("<QQQ", len(lengths), len(lengths), len(bounds))
-    arrays = [range(len(lengths) + 1), [0, *itertools.accumulate(lengths)], lengths, bounds]
-    body = b"".join(np.array(list(array), "<i8").tobytes() for array in arrays)
-    prefix.with_suffix(".idx").write_bytes(header + body)
-    return tokens.tobytes()
 
 
 def test_a_merge_has_the_documents_of_all(tmp_path: Path) -> None:
@@ -126,61 +110,6 @@ def test_an_output_that_exists(tmp_path: Path, corpora: dict[str, str]) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize(
-    ("code", "dtype", "expected"),
-    [(4, "<i4", "<i4"), (8, "<u2", "<u2"), (1, "u1", "u1"), (6, "<f4", "<f4"), (7, "<f8", "<f8")],
-)
-def test_a_legacy_corpus(code: int, dtype: str, expected: str, tmp_path: Path) -> None:
-    """It has the same tokens and documents; codes for floating point meant something else then."""
-    content = write_legacy(tmp_path / "old", [3, 0, 2, 4], [0, 2, 4], code, dtype)
-    receipt = convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
-    assert (tmp_path / "new.bin").read_bytes() == content
-    found = read_corpus(tmp_path / "new")
-    assert [[len(sequence) for sequence in document] for document in found] == [[3, 0], [2, 4]]
-    assert found[0][0].dtype == np.dtype(expected)
-    assert (receipt.kind, receipt.tokens) == ("convert", 9)
-
-
-def test_a_legacy_corpus_whose_last_document_was_never_ended(tmp_path: Path) -> None:
-    """A legacy corpus whose last document was never ended is ended where the corpus ends."""
-    write_legacy(tmp_path / "old", [3, 2], [0])
-    convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
-    assert open_idx(str(tmp_path / "new")).bounds.tolist() == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (8, 2, "version is 2, expected 1"),
-        (16, 9, "token type code 9 of 4 bytes is not known"),
-        (32, 99, "has 192 bytes, expected"),
-        (56, 1, "other than one dimension"),
-        (56 + 40 + 8, 7, "offsets that are not the running sum"),
-        (56 + 80, -3, "lengths below 0"),
-        (56 + 80 + 32 + 8, 9, "document boundaries that do not rise"),
-    ],
-)
-def test_a_damaged_legacy_corpus(place: int, value: int, message: str, tmp_path: Path) -> None:
-    """A damaged legacy corpus is refused, whatever its numbers say."""
-    write_legacy(tmp_path / "old", [3, 0, 2, 4], [0, 2, 4])
-    path = tmp_path / "old.idx"
-    content = bytearray(path.read_bytes())
-    content[place : place + 8] = struct.pack("<q", value)
-    path.write_bytes(content)
-    with pytest.raises(CorpusError, match=message):
-        convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
-    with pytest.raises(NotReady):
-        open_idx(str(tmp_path / "new"))
-
-
-def test_a_legacy_corpus_without_its_tokens(tmp_path: Path) -> None:
-    """A legacy corpus without its tokens is refused."""
-    write_legacy(tmp_path / "old", [3], [0, 1])
-    (tmp_path / "old.bin").write_bytes(b"12345678")
-    with pytest.raises(CorpusError, match=r"its \.bin has 8 bytes, expected 12"):
-        convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
-
-
 @given(
     documents=st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=8),
     dtype=st.sampled_from(["u1", "u2", "i4", "i8"]),
@@ -198,21 +127,3 @@ def test_an_idx_reads_back(
     assert idx.bounds.tolist() == bounds.tolist()
     item = np.dtype(dtype).itemsize
     assert idx.offsets.tolist() == [0, *(np.cumsum(lengths) * item).tolist()][: len(lengths)]
-
-
-@pytest.mark.parametrize(
-    ("content", "error", "message"),
-    [
-        (None, NotReady, "no such file"),
-        (b"TNTIDX", CorpusError, "expected 56 of a header"),
-        (b"MMIDIDX" + bytes(100), CorpusError, "magic is"),
-    ],
-)
-def test_what_is_no_legacy_corpus(
-    content: bytes | None, error: type[Exception], message: str, tmp_path: Path
-) -> None:
-    """What is no legacy corpus is named, with what it should be."""
-    if content is not None:
-        (tmp_path / "old.idx").write_bytes(content)
-    with pytest.raises(error, match=message):
-        open_legacy(str(tmp_path / "old"))

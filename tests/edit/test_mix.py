@@ -24,7 +24,7 @@ from tests.support.processes import start
 from tests.support.threads import run_ranks
 
 ALONE = SerialCommunicator()
-ROWS = MixOptions(MdsOptions(column="", headers_only=True))
+ROWS = MixOptions(MdsOptions(column=""))
 
 
 def write_sets(tmp_path: Path, sizes: dict[str, int]) -> dict[str, str]:

@@ -23,10 +23,9 @@ from distcache.corpus.view_bytes import token_pieces
 from distcache.edit.audit import audit
 from distcache.edit.merge import materialize, merge
 from distcache.edit.select import SelectOptions, select
-from distcache.edit.selection import Selection, hash_numbers, split_lengths
+from distcache.edit.selection import Selection, hash_numbers
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.ranks.communicator import Communicator, SerialCommunicator
-from tests.edit.test_merge import write_multimodal
 from tests.plan.test_make import plan_of
 from tests.support.corpora import LENGTHS, write_corpus, write_lengths
 from tests.support.texts import read_corpus
@@ -167,45 +166,11 @@ def test_more_tokens_than_there_are(tmp_path: Path) -> None:
         pick(prefix, tmp_path / "v", tokens=12)
 
 
-@given(
-    lengths=st.lists(st.integers(0, 50), max_size=20),
-    most=st.integers(1, 60),
-)
-def test_parts_of_sequences_add_up(lengths: list[int], most: int) -> None:
-    """Each but the last has the most that is allowed, and none is empty but of an empty one."""
-    found, parts, before = split_lengths(np.array(lengths, np.int32), most)
-    assert parts.sum() == len(found) == len(before)
-    begin = 0
-    for length, count in zip(lengths, parts.tolist(), strict=True):
-        own = found[begin : begin + count].tolist()
-        assert sum(own) == length
-        assert all(size == most for size in own[:-1])
-        assert own[-1] <= most
-        assert own[-1] > 0 or length == 0
-        assert before[begin : begin + count].tolist() == [most * k for k in range(count)]
-        begin += count
-
-
-def test_documents_are_cut_into_sequences(tmp_path: Path) -> None:
-    """Their tokens stay, and so do documents, and the modes of multimodal data."""
-    parent = write_multimodal(tmp_path / "all", LENGTHS["tiny"] * 10)
-    receipt = pick(parent, tmp_path / "cut", split_at=7)
-    whole, cut = documents_of(parent), documents_of(tmp_path / "cut")
-    for document, parts in zip(whole, cut, strict=True):
-        assert list(itertools.chain(*document)) == list(itertools.chain(*parts))
-        assert max(map(len, parts)) <= 7
-    idx, modes = open_idx(parent), open_idx(str(tmp_path / "cut")).modes
-    assert idx.modes is not None
-    assert modes is not None
-    assert modes.tolist() == np.repeat(idx.modes, -(-idx.lengths // 7)).tolist()
-    assert faults_of(tmp_path / "cut", receipt) == []
-
-
 def test_a_view_of_a_view_materialized(tmp_path: Path) -> None:
     """It has the same documents as the one in its place; so has a merge of views with others."""
     parent = write_lengths(tmp_path / "all", LENGTHS["holes"])
     pick(parent, tmp_path / "some", sample=0.6, seed=1)
-    receipt = pick(str(tmp_path / "some"), tmp_path / "fewer", min_length=10, split_at=16)
+    receipt = pick(str(tmp_path / "some"), tmp_path / "fewer", min_length=10)
     assert faults_of(tmp_path / "fewer", receipt) == []
     made = materialize(ALONE, str(tmp_path / "fewer"), str(tmp_path / "own"))
     assert documents_of(tmp_path / "own") == documents_of(tmp_path / "fewer")
@@ -233,7 +198,7 @@ def test_the_number_of_ranks_changes_no_byte(
 
     def make(communicator: Communicator) -> None:
         name = f"{communicator.size}"
-        options = SelectOptions(Selection(sample=0.5, split_at=9))
+        options = SelectOptions(Selection(sample=0.5))
         select(communicator, parent, str(tmp_path / f"view{name}"), options)
         materialize(communicator, str(tmp_path / f"view{name}"), str(tmp_path / f"own{name}"))
 

@@ -21,7 +21,6 @@ from tests.edit.test_select import documents_of
 from tests.support.caches import build_here
 from tests.support.corpora import LENGTHS, write_lengths
 from tests.support.mds_corpora import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
-from tests.support.mds_writer import write_mds
 from tests.support.samples import tokens_of
 from tests.support.threads import run_ranks
 
@@ -100,11 +99,6 @@ def test_a_shard_that_was_exchanged(tmp_path: Path) -> None:
     (data / "shard.00001.mds.zstd").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(CorpusError, match=r"shard\.00001\.mds\.zstd: "):
         unpack_shards(ALONE, str(tmp_path / "c"))
-    samples = [{"tokens": document.astype("i4")} for document in DOCUMENTS]
-    fast = write_mds(tmp_path / "fast", {"tokens": "ndarray:int32"}, samples, codec="zstd")
-    index(fast, tmp_path / "f", headers_only=True)
-    with pytest.raises(CorpusError, match="indexed with --headers-only"):
-        unpack_shards(ALONE, str(tmp_path / "f"))
     plain = write_lengths(tmp_path / "plain", LENGTHS["tiny"])
     with pytest.raises(ConfigError, match="nothing to unpack"):
         unpack_shards(ALONE, plain)

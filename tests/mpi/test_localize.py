@@ -102,7 +102,6 @@ def test_each_byte_is_read_once(
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     nodes = ranks // per_node
-    assert f"{nodes} nodes" in outcome["reason"]
     assert [node["node"] for node in outcome["nodes"]] == [f"node{i}" for i in range(nodes)]
     require_read_once(world, tmp_path / "logs")
     shares = [node["read"] for node in outcome["nodes"]]
@@ -128,6 +127,7 @@ def test_a_repair_reads_what_any_node_needs_once(world: Path, tmp_path: Path) ->
             stream.seek(offset)
             stream.write(bytes([byte[0] ^ 1]))
     done = on_nodes(world, tmp_path / "second", words, 3, 1)
+    assert done.returncode == 0, done.stderr
     nodes = json.loads(done.stdout)["nodes"]
     assert [node["written"] > 0 for node in nodes] == [True, True, False]
     blocks = reads(tmp_path / "second")

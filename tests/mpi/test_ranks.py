@@ -104,13 +104,13 @@ def test_memory_stays_within_its_prediction(large_file: Path, shared: Path) -> N
 
 
 def test_a_memory_limit_is_kept(large_file: Path, serial_bytes: bytes, shared: Path) -> None:
-    """A memory limit is kept by sections that are split, where one rank could not hold them."""
-    words = ["build", large_file, "-o", shared, "--memory-limit", "260M", "--threads", "2"]
+    """A memory limit is kept by fewer threads, where one rank could not hold two sections."""
+    words = ["build", large_file, "-o", shared, "--memory-limit", "320M", "--threads", "2"]
     done = start(words, 3)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).read_bytes() == serial_bytes
     record = json.loads(next(shared.glob("*.build.json")).read_text())
-    assert all(rank["peak_memory"] <= 260 << 20 for rank in record["ranks"])
+    assert all(rank["peak_memory"] <= 320 << 20 for rank in record["ranks"])
 
 
 # A command after which a thread of rank 1 hangs; the other ranks end a second after it.
@@ -140,18 +140,6 @@ def test_a_rank_that_ends_although_a_thread_hangs(launcher: str) -> None:
     """Signs off from its launcher, which otherwise kills the ranks that have not ended yet."""
     done = start(["-c", LEAVING], 3, launcher, program=[sys.executable])
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_same_cache_under_another_name(launcher: str, large_file: Path, shared: Path) -> None:
-    """The same cache under another name is linked, by several ranks as by one."""
-    paths = []
-    for name in ("first", "second"):
-        done = start(["build", large_file, "-o", shared, "--name", name], 2, launcher)
-        assert done.returncode == 0, done.stderr
-        paths.append(Path(done.stdout.strip()))
-    assert paths[0].samefile(paths[1])
 
 
 ABSENT = """

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, processors
 from distcache.edit.merge import convert, merge
 from distcache.megatron.tokenizers import MegatronTokenizer
 from distcache.ranks.communicator import SerialCommunicator
-from tests.edit.test_merge import write_legacy, write_multimodal
+from tests.edit.test_merge import write_multimodal
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens
@@ -172,12 +172,7 @@ def test_merging_is_megatrons_own(
 
 
 def test_megatron_reads_what_was_converted(tmp_path: Path) -> None:
-    """A legacy pair, and a multimodal one without its modes."""
-    write_legacy(tmp_path / "old", [3, 0, 2, 4], [0, 2, 4])
-    convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
-    dataset = IndexedDataset(str(tmp_path / "new"), multimodal=False, mmap=True)
-    found = [dataset[place].tolist() for place in range(len(dataset))]
-    assert found == [[0, 1, 2], [], [3, 4], [5, 6, 7, 8]]
+    """A multimodal pair without its modes."""
     pictures = write_multimodal(tmp_path / "pictures", LENGTHS["plain"])
     convert(ALONE, pictures, str(tmp_path / "text"), drop_modes=True)
     with_modes = IndexedDataset(pictures, multimodal=True, mmap=True)

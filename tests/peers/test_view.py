@@ -74,9 +74,9 @@ def configuration(kind: str, corpora: dict[str, str]) -> dict[str, Any]:
 
 
 def _view(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of a blend with a selection of its corpus, cut into pieces."""
+    """Return the entry of a blend with a selection of its corpus."""
     out = f"{entry['path']}-view"
-    chosen = Selection(sample=0.7, min_length=9, split_at=50)
+    chosen = Selection(sample=0.7, min_length=9)
     select(SerialCommunicator(), entry["path"], out, SelectOptions(chosen))
     return {**entry, "path": out}
 

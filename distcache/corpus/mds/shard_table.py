@@ -25,7 +25,7 @@ from distcache.storage.url import is_url
 
 MAGIC: Final = b"\x89distshard\r\n\x1a\n\x00\x00"
 VERSION: Final = 1
-DIGESTED: Final = 1  # flag: the digests of raw shards are known
+DIGESTED: Final = 1  # flag, always set: the digests of raw shards are known
 ALIGNMENT: Final = 4096
 LONGEST: Final = 1 << 34  # bytes of a file that is read
 HEADER: Final = struct.Struct("<16sIIQQQQQQ16s24s16s")
@@ -128,7 +128,7 @@ def content_digest(rows: NDArray[Any]) -> str:
 def write_table(prefix: str, table: ShardTable) -> None:
     """Write the `.shards` file of a corpus atomically."""
     body = table.rows.tobytes() + table.text + table.columns
-    flags = DIGESTED if len(table.rows) and (table.rows["flags"] & DIGESTED).all() else 0
+    flags = DIGESTED if len(table.rows) else 0
     front = HEADER.pack(
         MAGIC,
         VERSION,
@@ -204,8 +204,8 @@ def _problem(table: ShardTable) -> str:
     ends = rows["base"] + rows["raw_size"]
     if (rows["base"] % ALIGNMENT).any() or (rows["base"][1:] < ends[:-1]).any():
         return "its shards do not follow one another"
-    if (rows["codec"] >= len(CODECS)).any():
-        return "the compression of a shard is unknown"
+    if not (rows["flags"] & DIGESTED).all() or (rows["codec"] >= len(CODECS)).any():
+        return "the digest or the compression of a shard is unknown"
     if (rows["data_begin"] > rows["raw_size"]).any():
         return "the samples of a shard begin after its end"
     firsts = rows["first_sequence"].astype(np.int64)

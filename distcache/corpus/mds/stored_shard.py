@@ -14,15 +14,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.corpus.mds.codecs import FileSource, unpack, unpack_front
+from distcache.corpus.mds.codecs import FileSource, unpack
 from distcache.corpus.mds.index_json import CODECS, FileEntry, ShardEntry
-from distcache.corpus.mds.shard_table import DIGESTED
 from distcache.errors import CorpusError
 from distcache.storage.files import closing_fd, open_sized, read_range
 from distcache.storage.watchdog import tick
 
 PIECE: Final = 1 << 20  # bytes; malloc would map larger ones again each time
-FRONT: Final = 128 << 10  # bytes of a compressed file that are read at a time for its front
 XXHASHES: Final = frozenset({"xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"})
 
 
@@ -195,19 +193,8 @@ def _read_into(stored: StoredShard, room: NDArray[np.uint8]) -> Iterator[NDArray
             done += count
 
 
-def read_front(stored: StoredShard, most: int) -> NDArray[np.uint8]:
-    """Return the first bytes of the raw shard, or as many as its file gives."""
-    with _opened(stored) as descriptor:
-        if stored.codec:
-            source = FileSource(descriptor, stored.size, FRONT)
-            data = unpack_front(stored.codec, source, stored.raw_size, most)
-        else:
-            data = read_range(descriptor, 0, min(most, stored.size))
-    return np.frombuffer(data, np.uint8)
-
-
 def indexed_shard(row: Any, path: str) -> tuple[StoredShard, bytes]:
-    """Return the form of a shard, and the XXH3-128 of the raw one, empty if it is not known.
+    """Return the form of a shard, and the XXH3-128 of the raw one.
 
     Parameters
     ----------
@@ -218,7 +205,7 @@ def indexed_shard(row: Any, path: str) -> tuple[StoredShard, bytes]:
     """
     raw_size = int(row["raw_size"])
     size = int(row["zip_size"]) if row["codec"] else raw_size
-    digest = row["raw_digest"].tobytes() if int(row["flags"]) & DIGESTED else b""
+    digest = row["raw_digest"].tobytes()
     return StoredShard(path, CODECS[int(row["codec"])], size, raw_size), digest
 
 
@@ -230,12 +217,12 @@ def indexed_pieces(stored: StoredShard, digest: bytes) -> Iterator[NDArray[np.ui
     stored : StoredShard
         The form that is read.
     digest : bytes
-        XXH3-128 of the raw shard; empty if it is not known.
+        XXH3-128 of the raw shard.
 
     Raises
     ------
     CorpusError
-        If it cannot be read, or, after its last piece, if its digest is known and differs.
+        If it cannot be read, or, after its last piece, if its digest differs.
     """
     found = xxhash.xxh3_128()
     try:
@@ -244,7 +231,7 @@ def indexed_pieces(stored: StoredShard, digest: bytes) -> Iterator[NDArray[np.ui
             yield piece
     except OSError as error:
         raise CorpusError(f"{stored.path}: cannot be read: {error.strerror}") from error
-    if digest and found.digest() != digest:
+    if found.digest() != digest:
         raise CorpusError(
             f"{stored.path}: is not the shard that was indexed: its digest differs; index the data "
             "set again, and build again"
