@@ -88,7 +88,7 @@ PANELS: Final = {
             "ingest",
             "mock_command",
             "Make up corpora, for tests of infrastructure.",
-            interrupted=KEPT,
+            interrupted="remove the directory, and run again",
         ),
     },
     "Caches": {

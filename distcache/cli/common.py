@@ -17,9 +17,6 @@ from distcache.storage.url import path_only
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
 LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
 OutOption = Annotated[
-    str, typer.Option("--out", "-o", help="Path or URL of the corpus, without suffix.")
-]
-PathOutOption = Annotated[
     str,
     typer.Option("--out", "-o", callback=path_only, help="Path of the corpus, without suffix."),
 ]

@@ -12,7 +12,6 @@ from distcache.cli.common import (
     JsonOption,
     LogOption,
     OutOption,
-    PathOutOption,
     WorkOption,
     interrupt_on_signals,
 )
@@ -82,10 +81,9 @@ def merge_command(
 
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
         objects = ObjectWork(communicator, work, [*prefixes, out], progress)
-        unique, local = objects.corpora(fold(prefixes)), objects.output(out)
-        mixed = mixed_tokenizers
-        receipt = merge(communicator, unique, local, threads, progress, mixed=mixed)
-        objects.publish([local], out, threads)
+        unique = objects.corpora(fold(prefixes))
+        receipt = merge(communicator, unique, out, threads, progress, mixed=mixed_tokenizers)
+        objects.remove()
         return receipt
 
     write_corpus(make, out, log_format, as_json=as_json)
@@ -95,7 +93,7 @@ def convert_command(
     prefix: Annotated[
         str, typer.Argument(callback=path_only, help="A corpus: its path without .idx or .bin.")
     ],
-    out: PathOutOption,
+    out: OutOption,
     drop_modes: Annotated[
         bool, typer.Option("--drop-modes", help="Drop the modes of multimodal data.")
     ] = False,
@@ -131,7 +129,7 @@ def materialize_command(
     view: Annotated[
         str, typer.Argument(callback=path_only, help="A view: its path without .idx or .bin.")
     ],
-    out: PathOutOption,
+    out: OutOption,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -167,12 +165,6 @@ def write_corpus(
 
 def check_command(
     prefixes: Annotated[list[str], typer.Argument(help="Corpora: paths without .idx or .bin.")],
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            callback=path_only, help="Receipts, or directories with receipts, to compare with."
-        ),
-    ] = None,
     readback: Annotated[
         int,
         typer.Option(min=0, help="Documents of each corpus to read again from their source."),
@@ -199,13 +191,13 @@ def check_command(
 
     Runs alone or under mpiexec or srun; the bytes are split over the ranks. Exit code 3 if any
     corpus is unsound. A receipt beside a corpus must belong to it; tokens are read with
-    --tokens, --against or --vocab-size only.
+    --tokens, --readback or --vocab-size only.
 
     Examples
     --------
         distcache check data/web data/code
 
-        mpiexec -n 8 distcache check data/* --against data/ --readback 100
+        mpiexec -n 8 distcache check data/* --tokens --readback 100
     """
     unique = list(dict.fromkeys(map(bare_prefix, prefixes)))
     if readback:
@@ -215,10 +207,10 @@ def check_command(
     on_rank_0(communicator, lambda: require_text(*unique), None, "reading names")
     with fetched_indices(communicator, unique, NullProgress()):
         facts, faults = examine(communicator, unique, threads)
-        reads = bool(against or readback or tokens or vocab_size is not None)
+        reads = bool(readback or tokens or vocab_size is not None)
         if reads:
-            asked = _Asked(against or [], readback, vocab_size, tokenizer, tokens)
-            faults = (*faults, *_audit(communicator, facts, len(unique), asked))
+            asked = _Asked(readback, vocab_size, tokenizer, tokens)
+            faults = (*faults, *_audit(communicator, facts, asked))
         else:
             faults = (*faults, *_beside(communicator, facts))
     if communicator.rank == 0:
@@ -268,7 +260,6 @@ def _show_limits(
 class _Asked(NamedTuple):
     """What is compared besides the soundness of corpora."""
 
-    against: list[str]
     readback: int
     vocab_size: int | None
     tokenizer: str | None
@@ -276,18 +267,16 @@ class _Asked(NamedTuple):
 
 
 def _audit(
-    communicator: Communicator, facts: dict[str, CorpusFacts], corpora: int, asked: _Asked
+    communicator: Communicator, facts: dict[str, CorpusFacts], asked: _Asked
 ) -> Sequence[Fault]:
     with needing("checking against a source"):
-        from distcache.edit.audit import audit, digest_faults, find_receipts  # noqa: PLC0415
+        from distcache.edit.audit import audit, digest_faults, receipts_beside  # noqa: PLC0415
 
     def find() -> tuple[dict[str, Receipt], list[Fault]]:
-        receipts: dict[str, Receipt] = {}
-        missing: list[Fault] = []
-        if asked.against or asked.readback or asked.tokens:
-            receipts, missing = find_receipts(facts, asked.against, corpora)
-        needed = asked.against or asked.readback or asked.vocab_size is None
-        return receipts, missing if needed else []
+        if not asked.readback and not asked.tokens:
+            return {}, []
+        receipts, missing = receipts_beside(facts)
+        return receipts, missing if asked.readback or asked.vocab_size is None else []
 
     receipts, missing = on_rank_0(
         communicator, find, tuple[dict[str, Receipt], list[Fault]], "reading receipts"

@@ -11,7 +11,7 @@ from distcache.builder.configuration import read_document
 from distcache.cli.common import (
     JsonOption,
     LogOption,
-    PathOutOption,
+    OutOption,
     ThreadsOption,
     interrupt_on_signals,
 )
@@ -62,7 +62,7 @@ def mds_command(
             "OUT.mds, where they stay.",
         ),
     ],
-    out: PathOutOption,
+    out: OutOption,
     options: MdsOptions,
     column: ColumnOption = None,
     rows: Annotated[

@@ -141,8 +141,8 @@ def _run(
     threads = threads or share_of_cores(communicator, MOST_THREADS)
     with make_progress(log_format, communicator.rank) as progress:
         objects = ObjectWork(communicator, work, [*inputs, out], progress)
-        found, local = objects.inputs(inputs, known), objects.output(out)
-        outcome = ingest(communicator, found, local, options, tokenizer, threads, progress)
+        found = objects.inputs(inputs, known)
+        outcome = ingest(communicator, found, out, options, tokenizer, threads, progress)
         done = "found" if outcome.reused else "wrote"
         corpora = counted(len(outcome.corpora), "corpus", "corpora")
         progress.note(
@@ -150,7 +150,8 @@ def _run(
             f"{outcome.tokens:,} tokens; of {outcome.rows:,} rows {outcome.empty:,} were empty and "
             f"{outcome.skipped:,} were skipped"
         )
-        made = objects.publish([corpus.prefix for corpus in outcome.corpora], out, threads)
+        objects.remove()
+    made = [corpus.prefix for corpus in outcome.corpora]
     print_result(communicator.rank, outcome, made, as_json=as_json)
 
 

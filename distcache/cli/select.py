@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from distcache.cli.common import JsonOption, LogOption, PathOutOption
+from distcache.cli.common import JsonOption, LogOption, OutOption
 from distcache.cli.corpora import bare_prefix, write_corpus
 from distcache.cli.options import with_options
 from distcache.corpus.receipt import Receipt
@@ -23,7 +23,7 @@ def select_command(
     corpus: Annotated[
         str, typer.Argument(callback=path_only, help="A corpus: its path without .idx or .bin.")
     ],
-    out: PathOutOption,
+    out: OutOption,
     selection: Selection,
     options: SelectOptions,
     log_format: LogOption = "auto",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,19 +10,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus.idx import bin_path, idx_path, named_type
+from distcache.corpus.idx import bin_path, named_type
 from distcache.corpus.idx_writer import write_idx
-from distcache.errors import ConfigError, NotReady
+from distcache.errors import ConfigError
 from distcache.option import Option
 from distcache.ranks.progress import Progress
-from distcache.storage.files import (
-    NO_LOCKS,
-    TEMPORARY,
-    atomic_write,
-    closing_fd,
-    open_directory,
-    read_file,
-)
+from distcache.storage.files import atomic_write, may_write
 from distcache.storage.threads import map_in_threads
 from distcache.storage.watchdog import tick
 
@@ -33,8 +23,6 @@ LONGEST: Final = 2**31 - 1  # tokens of a document
 SPREAD: Final = 1.0  # of the sizes of corpora: the standard deviation of their logarithms
 PIECE: Final = 1 << 22  # tokens or documents at a time
 MOST_DOCUMENTS: Final = 10**13
-STAMP: Final = "mock.json"
-LARGEST_STAMP: Final = 1 << 20  # bytes
 KINDS: Final = {"constant": 1, "uniform": 2, "lognormal": 2}
 
 
@@ -117,14 +105,14 @@ def parse_lengths(text: str) -> tuple[str, list[float]]:
 
 
 def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) -> MockCorpora:
-    """Write corpora, and resume where an earlier run was killed.
+    """Write corpora into an empty directory.
 
     Parameters
     ----------
     mock : Mock
         Description of the corpora to make up.
     directory : Path
-        MockCorpora if it does not exist.
+        Directory; made if it does not exist.
     threads : int
         Corpora that are written at a time.
     progress : Progress
@@ -133,13 +121,11 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
     Raises
     ------
     ConfigError
-        If the numbers make no sense, or the directory has something else.
-    NotReady
-        If another process writes to it.
+        If the numbers make no sense, or the directory has something in it.
     NoSpace
         If the disk is full.
     """
-    parse_lengths(mock.lengths)
+    kind, numbers = parse_lengths(mock.lengths)
     if not 1 <= mock.corpora <= mock.documents or mock.vocabulary < 1 or mock.seed < 0:
         raise ConfigError(
             "expected at least one document in each corpus, a vocabulary of at least one token, "
@@ -147,14 +133,10 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
         )
     if mock.documents > MOST_DOCUMENTS:
         raise ConfigError(f"--documents: more than {MOST_DOCUMENTS:,}")
-    directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory):
-        _claim(mock, directory)
-        return _write(mock, directory, threads, progress)
-
-
-def _write(mock: Mock, directory: Path, threads: int, progress: Progress) -> MockCorpora:
-    kind, numbers = parse_lengths(mock.lengths)
+    with may_write(directory, "choose another --out"):
+        directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise ConfigError(f"{directory}: has something in it; choose another --out, or remove it")
     weights = np.random.default_rng(mock.seed).lognormal(0, SPREAD, mock.corpora)
     ends = np.cumsum(weights) / weights.sum() * (mock.documents - mock.corpora)
     bounds = np.concatenate([[0], np.rint(ends)]).astype(np.int64)
@@ -167,53 +149,21 @@ def _write(mock: Mock, directory: Path, threads: int, progress: Progress) -> Moc
     def write(number: int) -> int:
         random = np.random.default_rng([mock.seed, number])
         lengths = _lengths(random, kind, numbers, sizes[number])
-        pair = (idx_path(prefixes[number]), bin_path(prefixes[number]))
-        if not all(Path(path).exists() for path in pair):
-            left = int(lengths.sum(dtype=np.int64))
-            with atomic_write(bin_path(prefixes[number])) as stream:
-                stream.truncate(left * dtype.itemsize)
-                while mock.fill and left:
-                    count = min(left, PIECE)
-                    stream.write(random.integers(0, mock.vocabulary, count, dtype).data)
-                    left -= count
-                    tick()
-            write_idx(prefixes[number], lengths, dtype)
+        left = int(lengths.sum(dtype=np.int64))
+        with atomic_write(bin_path(prefixes[number])) as stream:
+            stream.truncate(left * dtype.itemsize)
+            while mock.fill and left:
+                count = min(left, PIECE)
+                stream.write(random.integers(0, mock.vocabulary, count, dtype).data)
+                left -= count
+                tick()
+        write_idx(prefixes[number], lengths, dtype)
         with lock:
             progress.advance(sizes[number])
         return int(lengths.sum(dtype=np.int64))
 
     tokens = map_in_threads(write, range(mock.corpora), threads)
     return MockCorpora(tuple(prefixes), tuple(sizes), tuple(tokens), dtype.name)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Refuse a directory to which another process writes."""
-    with closing_fd(open_directory(directory)) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise NotReady(f"{directory}: another mock writes to it; wait for its end") from error
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-        yield
-
-
-def _claim(mock: Mock, directory: Path) -> None:
-    """Say in the directory what it has, or refuse it if it has something else."""
-    stamp = directory / STAMP
-    content = msgspec.json.encode(mock)
-    left = [path for path in directory.iterdir() if TEMPORARY.fullmatch(path.name)]
-    same = set(directory.iterdir()) <= {stamp, *left}  # nothing has been made
-    with contextlib.suppress(FileNotFoundError):
-        same = same or read_file(stamp, LARGEST_STAMP) == content
-    for path in left if same else []:  # of a run that was killed
-        path.unlink(missing_ok=True)
-    if not same:
-        raise ConfigError(f"{directory}: has something else in it; choose another --out")
-    with atomic_write(stamp) as stream:
-        stream.write(content)
 
 
 def _lengths(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -18,7 +17,7 @@ from distcache.corpus.examine import digest_tokens
 from distcache.corpus.idx import ITEM_TYPES, limit_of
 from distcache.corpus.mds.shard_table import ShardTable, read_table
 from distcache.corpus.mds.stored_shard import indexed_pieces, indexed_shard
-from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
+from distcache.corpus.receipt import Receipt, find_receipt, receipt_path
 from distcache.corpus.view_bytes import token_pieces
 from distcache.edit.source_readback import read_back, root_of
 from distcache.errors import CorpusError
@@ -31,62 +30,23 @@ from distcache.storage.files import closing_fd, open_regular, read_range
 BLOCK: Final = 4 << 20  # bytes of tokens at a time
 
 
-def find_receipts(
-    corpora: Mapping[str, CorpusFacts], words: Sequence[str], asked: int
-) -> tuple[dict[str, Receipt], list[Fault]]:
-    """Return the receipt of each corpus.
-
-    Parameters
-    ----------
-    corpora : mapping of str to CorpusFacts
-        Facts of the corpora, by prefix.
-    words : sequence of str
-        Receipts, or directories with receipts; none for those beside the corpora. A
-        receipt belongs to the corpus whose name it has (of several, to the one whose index it
-        describes); or, if there is one of each, to that.
-    asked : int
-        Number of corpora that were asked for, sound or not.
-
-    Returns
-    -------
-    receipts : dict of str to Receipt
-        Receipts by prefix.
-    faults : list of Fault
-        One for each corpus without one.
+def receipts_beside(prefixes: Iterable[str]) -> tuple[dict[str, Receipt], list[Fault]]:
+    """Return the receipts beside corpora by their prefixes, and a fault for each without one.
 
     Raises
     ------
-    NotReady, CorpusError
-        If a named file does not exist, or is not a receipt.
+    CorpusError
+        If a file is not a receipt.
     """
-    named = [read_receipt(path) for word in words for path in _receipt_paths(word)]
     found: dict[str, Receipt] = {}
     faults: list[Fault] = []
-    for prefix, facts in corpora.items():
-        receipt = _choose(named, prefix, facts, asked) if words else find_receipt(prefix)
+    for prefix in prefixes:
+        receipt = find_receipt(prefix)
         if receipt is None:
-            where = f"among {', '.join(words)}" if words else "beside it"
-            faults.append(Fault(prefix, receipt_path(prefix), f"there is no receipt {where}"))
+            faults.append(Fault(prefix, receipt_path(prefix), "there is no receipt beside it"))
         else:
             found[prefix] = receipt
     return found, faults
-
-
-def _choose(
-    receipts: Sequence[Receipt], prefix: str, facts: CorpusFacts, asked: int
-) -> Receipt | None:
-    if asked == 1 and len(receipts) == 1:
-        return receipts[0]
-    named = [receipt for receipt in receipts if receipt.corpus == Path(prefix).name]
-    exact = [receipt for receipt in named if receipt.idx_digest == facts.idx_digest]
-    return next(iter([*exact, *named]), None)
-
-
-def _receipt_paths(word: str) -> list[str]:
-    if not os.path.isdir(word):
-        return [word]
-    names = sorted(name for name in os.listdir(word) if name.endswith(receipt_path("")))
-    return [os.path.join(word, name) for name in names]
 
 
 def audit(

@@ -1,15 +1,13 @@
-"""Inputs in a bucket or a stream, and corpora that go to a bucket, through a directory of files.
+"""Inputs in a bucket or a stream, through a directory of files.
 
-Making a corpus reads inputs more than once, and its ranks write into one file, which no bucket can
-do. So what is read is fetched first, each object once for all ranks, and what is made is uploaded
-at the end. Standard input, and whatever else can be read once only, becomes a file too. Each
-command has a directory, named by what is asked for: run again, it continues with what is there.
+Making a corpus reads inputs more than once. So objects are fetched first, each once for all ranks.
+Standard input, and whatever else can be read once only, becomes a file too. Each command has a
+directory, named by what is asked for: run again, it continues with what is there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import stat
@@ -28,18 +26,17 @@ from distcache.ingest.inputs import is_read
 from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
-from distcache.ranks.sending import PER_OBJECT, FileToSend, Sender
+from distcache.ranks.sending import PER_OBJECT
 from distcache.storage.files import FileVersion, atomic_write, make_directories, may_write
 from distcache.storage.locks import LOCK, try_lock
 from distcache.storage.place import bucket_of, exists, open_place, pieces_of, version_at
 from distcache.storage.ranges import PIECE
 from distcache.storage.threads import map_in_threads
-from distcache.storage.url import address_of, is_url, located
+from distcache.storage.url import is_url, located
 from distcache.storage.watchdog import tick
 
 STDIN: Final = "-"
 AT_ONCE: Final = 4  # objects that a rank fetches at a time
-FINISHED: Final = (bin_path, receipt_path, idx_path)  # readers look for the last
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -60,9 +57,9 @@ class ObjectWork:
     directory : str
         Directory that all ranks share; the command has a directory below it.
     asked : sequence of str
-        Inputs and outputs of the command.
+        Inputs and outputs of the command, which name its directory.
     progress : Progress
-        Receives what is fetched and sent.
+        Receiver of the bytes that are fetched.
     """
 
     def __init__(
@@ -162,53 +159,9 @@ class ObjectWork:
         files = self._fetch(urls)
         return [files[idx_path(p)].removesuffix(".idx") if is_url(p) else p for p in prefixes]
 
-    def output(self, out: str) -> str:
-        """Return the prefix to write to: a local one, if it goes to a bucket. Collective."""
-        if not is_url(out):
-            return out
-        if not address_of(out).key or out.endswith("/"):
-            raise ConfigError(f"--out {out}: expected a name in the bucket").of_all_ranks()
-        part = self._root / "out"
-        on_rank_0(self._communicator, lambda: make_directories(part), None, "making a directory")
-        return str(part / located(out).rpartition("/")[2])
-
-    def publish(self, made: Sequence[str], out: str, threads: int) -> list[str]:
-        """Upload corpora that were made, and return where they are. Collective.
-
-        Parameters
-        ----------
-        made : sequence of str
-            Prefixes of the corpora that were made.
-        out : str
-            Output as it was asked for.
-        threads : int
-            Files that a rank sends at a time.
-
-        Raises
-        ------
-        KeyMismatch
-            If other objects have their names; the local files stay.
-        DistcacheError
-            On all ranks the same.
-        """
-        if not is_url(out):
-            on_rank_0(self._communicator, self._remove, None, "removing local files")
-            return list(made)
-        directory = located(out).rpartition("/")[0]
-        urls = [f"{directory}/{os.path.basename(prefix)}" for prefix in made]
-        sender = Sender(self._communicator, self._root / "upload", self._progress, threads)
-        for path in FINISHED:
-            pairs = [(path(prefix), path(url)) for prefix, url in zip(made, urls, strict=True)]
-            files = on_rank_0(
-                self._communicator,
-                functools.partial(_files_of, pairs),
-                list[FileToSend],
-                "what to upload",
-            )
-            self._progress.phase("uploading", sum(file.size for file in files))
-            sender.send(files)
+    def remove(self) -> None:
+        """Remove the files when the corpora are made. Collective."""
         on_rank_0(self._communicator, self._remove, None, "removing local files")
-        return urls
 
     def _remove(self) -> None:
         """Remove what this command has made: it is not needed any more."""
@@ -295,15 +248,6 @@ def is_stream(word: str) -> bool:
     except OSError:
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
-
-
-def _files_of(pairs: Sequence[tuple[str, str]]) -> list[FileToSend]:
-    """Return the files that exist, of paths and URLs."""
-    return [
-        FileToSend(path, url, Path(path).stat().st_size)
-        for path, url in pairs
-        if Path(path).exists()
-    ]
 
 
 def _below(url: str, known: set[str] | None) -> list[str]:

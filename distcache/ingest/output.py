@@ -56,8 +56,8 @@ class Output:
         self.tokens = tokens
         if is_url(prefix):
             raise ConfigError(
-                f"--out {prefix}: cannot be in a bucket; write to a filesystem (`ingest` and "
-                "`merge` upload what they make)"
+                f"--out {prefix}: cannot be in a bucket; write to a filesystem, and put the "
+                "corpora there with the cache: `distcache upload --corpora`"
             ).of_all_ranks()
         self.prefix = os.path.abspath(prefix)
         self._given = prefix

@@ -299,7 +299,6 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
         (["build", "x.yaml", "-o", "/tmp", "--reuse", "s3://lake/c.h5"], 2, "give a path"),
         (["explain", "s3://lake/c.yaml", "/none/c.h5"], 2, "give a path"),
         (["check", "s3://lake/a", "--readback", "3"], 2, "give a path"),
-        (["check", "s3://lake/a", "--against", "s3://lake/r.json"], 2, "give a path"),
         (["doctor", "s3://lake/d"], 2, "give a path"),
         (["doctor", "--shared", "s3://lake/d"], 2, "give a path"),
         (["submit", "s3://lake/c.yaml", "-o", "/tmp"], 2, "give a path"),

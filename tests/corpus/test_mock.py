@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.corpus import bin_path, idx_path, open_idx
+from distcache.corpus import bin_path, open_idx
 from distcache.corpus.examine import require_sound
 from distcache.corpus.mock import Mock, MockCorpora, parse_lengths, write_mock
-from distcache.errors import ConfigError, NotReady
+from distcache.errors import ConfigError
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
-from distcache.storage.files import closing_fd, open_directory
 from tests.support.processes import start
 
 
@@ -85,17 +83,12 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
-    """Also after a run that was killed; something else is not overwritten."""
-    made = make(tmp_path / "a", corpora=3, fill=True)
+    """And nothing that is there is overwritten."""
+    make(tmp_path / "a", corpora=3, fill=True)
     make(tmp_path / "b", corpora=3, fill=True)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    Path(idx_path(made.prefixes[1])).unlink()
-    Path(bin_path(made.prefixes[2])).unlink()
-    (tmp_path / "a" / ".mock.json.01234567.part").touch()
-    make(tmp_path / "a", corpora=3, fill=True)
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    with pytest.raises(ConfigError, match="something else"):
-        make(tmp_path / "a", corpora=3, fill=True, seed=1)
+    with pytest.raises(ConfigError, match="has something in it"):
+        make(tmp_path / "a", corpora=3, fill=True)
 
 
 @pytest.mark.parametrize(
@@ -107,21 +100,6 @@ def test_numbers_that_make_no_sense(fields: dict[str, Any], tmp_path: Path) -> N
     with pytest.raises(ConfigError):
         make(tmp_path / "out", **fields)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_directory_in_which_nothing_was_made(tmp_path: Path) -> None:
-    """May have other corpora, as after a full disk."""
-    (tmp_path / "mock.json").write_text("{}")
-    assert len(make(tmp_path, corpora=2).prefixes) == 2
-
-
-def test_two_at_a_time(tmp_path: Path) -> None:
-    """A second one at a time is refused, and the first continues."""
-    with closing_fd(open_directory(tmp_path)) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with pytest.raises(NotReady, match="another mock writes to it"):
-            make(tmp_path)
-    make(tmp_path)
 
 
 def test_tiny_corpora(tmp_path: Path) -> None:
@@ -142,7 +120,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(out / "blend.json")
     built = start(["build", out / "blend.json", "-o", tmp_path / "caches"])
     assert built.returncode == 0, built.stderr
-    again = json.loads(start([*words, "--json"]).stdout)
+    assert start(words).returncode == 2
+    again = json.loads(start([*words[:-1], tmp_path / "again", "--json"]).stdout)
     assert len(again["corpora"]) == 5
-    assert start([*words, "--seed", "4"]).returncode == 2
     assert start(["mock", "--documents", "x", "--out", out]).returncode == 2

@@ -13,7 +13,7 @@ from distcache.corpus import open_idx, write_idx
 from distcache.corpus.examine import require_sound
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.receipt import read_receipt, write_receipt
-from distcache.edit.audit import audit, find_receipts
+from distcache.edit.audit import audit, receipts_beside
 from distcache.edit.merge import merge
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
@@ -34,7 +34,7 @@ ALONE = SerialCommunicator()
 def faults_of(prefix: Path, readback: int = 0, vocabulary: int | None = None) -> list[str]:
     """Check a corpus against the receipt beside it."""
     facts = require_sound(ALONE, [str(prefix)], 1)
-    receipts, missing = find_receipts(facts, [], 1)
+    receipts, missing = receipts_beside(facts)
     return [str(fault) for fault in missing + audit(ALONE, facts, receipts, vocabulary, readback)]
 
 
@@ -165,18 +165,17 @@ def test_another_tokenizer(corpus: Path, tokenizers: Path, tmp_path: Path) -> No
     copy = tmp_path / "tokenizer.json"
     copy.write_text((tokenizers / "tokenizer.json").read_text().replace("<s>", "<S>"))
     facts = require_sound(ALONE, [str(corpus)], 1)
-    receipts, _ = find_receipts(facts, [], 1)
+    receipts, _ = receipts_beside(facts)
     with pytest.raises(CorpusError, match="name the right one with --tokenizer"):
         audit(ALONE, facts, receipts, None, 3, str(copy))
 
 
 def test_the_command(corpus: Path, tmp_path: Path) -> None:
-    """Finds receipts beside corpora, by name or in a directory; ends with 3 if anything differs."""
-    for against in (corpus.with_suffix(".receipt.json"), tmp_path):
-        done = start(["check", f"{corpus}.idx", "--against", against, "--readback", 2, "--json"])
-        assert done.returncode == 0, done.stderr
-        (found,) = json.loads(done.stdout)["corpora"]
-        assert found["prefix"] == str(corpus)
+    """It finds receipts beside corpora, and ends with 3 if anything differs."""
+    done = start(["check", f"{corpus}.idx", "--tokens", "--readback", 2, "--json"])
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["corpora"]
+    assert found["prefix"] == str(corpus)
     done = start(["check", corpus, "--vocab-size", 10, "--json"])
     assert done.returncode == 3
     (fault,) = json.loads(done.stdout)["faults"]
@@ -186,25 +185,8 @@ def test_the_command(corpus: Path, tmp_path: Path) -> None:
     done = start(["check", corpus, "--readback", 1])
     assert (done.returncode, "is not a receipt" in done.stderr) == (3, True)
     corpus.with_suffix(".receipt.json").unlink()
-    done = start(["check", corpus, "--against", tmp_path])
-    assert (done.returncode, "there is no receipt among" in done.stdout) == (3, True)
-
-
-def test_receipts_belong_to_corpora_by_name(corpus: Path, tmp_path: Path) -> None:
-    """Of several of one name, by their index; a single one belongs to a single corpus."""
-    (facts,) = require_sound(ALONE, [str(corpus)], 1).values()
-    receipt = corpus.with_suffix(".receipt.json")
-    found, missing = find_receipts({"moved": facts}, [str(receipt)], 1)
-    assert (found["moved"].corpus, missing) == ("out", [])
-    other = msgspec.structs.replace(facts, idx_digest="other")
-    (tmp_path / "deep").mkdir()
-    changed = msgspec.structs.replace(found["moved"], idx_digest="other")
-    write_receipt(str(tmp_path / "deep/out"), changed)
-    words = [str(tmp_path), str(tmp_path / "deep")]
-    found, missing = find_receipts({"x/out": facts, "y/out": other, "z": facts}, words, 3)
-    assert found["x/out"].idx_digest == facts.idx_digest
-    assert found["y/out"].idx_digest == "other"
-    assert [fault.prefix for fault in missing] == ["z"]
+    done = start(["check", corpus, "--tokens"])
+    assert (done.returncode, "there is no receipt beside it" in done.stdout) == (3, True)
 
 
 def test_a_piece_is_read_once(corpus: Path) -> None:

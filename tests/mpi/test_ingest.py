@@ -81,7 +81,7 @@ def test_merge_and_check(launcher: str, inputs: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         for suffix in (".bin", ".idx"):
             assert Path(f"{out}{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
-    command = ["check", *shards, tmp_path / "merged3", "--against", tmp_path, "--readback", 5]
+    command = ["check", *shards, tmp_path / "merged3", "--tokens", "--readback", 5]
     done = start([*command, "--json"], 3, launcher)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["corpora"]) == len(shards) + 1

@@ -14,8 +14,8 @@ from typing import Final
 
 from distcache import __version__
 from distcache.errors import ConfigError, DistcacheError
-from distcache.launch.doctor.fabric import examine_network
 from distcache.launch.doctor.finding import Finding
+from distcache.launch.doctor.launcher import examine_launcher
 from distcache.launch.slurm import find_plugin
 from distcache.node.store import local_directory
 from distcache.ranks.cores import cgroup_limits, usable_cores
@@ -58,10 +58,7 @@ def examine_machine(shared: Path | None, environment: Mapping[str, str]) -> Iter
             named.append(f"no {name}")
     yield Finding("ok", "versions", f"Python {platform.python_version()}, {', '.join(named)}")
     yield _found("MPI and Slurm", _mpi)
-    try:
-        yield from examine_network()
-    except (DistcacheError, OSError) as error:
-        yield Finding("warning", "MPI and network", _one_line(error))
+    yield _found("mpiexec", examine_launcher)
     if shared is not None:
         yield _found("locks", lambda: _locks(shared))
         yield _found("hard links", lambda: _links(shared))
