@@ -18,7 +18,7 @@ from distcache.ranks.progress import Stopwatch
 from distcache.storage.files import atomic_write, read_file
 from distcache.storage.threads import decodable
 
-LARGEST: Final = 64 << 20  # bytes; a rank takes less than one KiB
+MAX_RECORD_BYTES: Final = 64 << 20  # bytes; a rank takes less than one KiB
 # Numbers in a file are not trusted: impossible ones would overflow later.
 Seconds = dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e9)]]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -117,7 +117,7 @@ def read_build_record(final: Path) -> BuildRecord:
     """
     path = record_path(final)
     try:
-        return msgspec.json.decode(read_file(path, LARGEST), type=BuildRecord)
+        return msgspec.json.decode(read_file(path, MAX_RECORD_BYTES), type=BuildRecord)
     except OSError as error:
         raise NotReady(f"{path}: no build record can be read here: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -44,7 +44,7 @@ FIELDS_OF: Final[dict[str, Any]] = {
     "slurm": Slurm,
 }
 # Megatron's names of fields that a configuration has under other names.
-OF_MEGATRON: Final = {
+MEGATRON_SPELLINGS: Final = {
     "seq_length": "sequence_length",
     "data_path": "blend, a list of {path, weight}",
     "data_args_path": "blend, a list of {path, weight}",
@@ -213,7 +213,7 @@ def _decode(fields: Mapping[str, Any]) -> Config:
 def _unknown(path: str, key: str, known: Iterable[str]) -> str:
     """Return the error for an unknown field, with the nearest known one."""
     bare = key.replace("-", "_")
-    if (ours := OF_MEGATRON.get(bare)) is not None:
+    if (ours := MEGATRON_SPELLINGS.get(bare)) is not None:
         return f"{path}: unknown field; Megatron's {key} is {ours} here"
     near = difflib.get_close_matches(bare, known, n=1)
     meant = f"did you mean {near[0]}? " if near else ""

@@ -39,8 +39,8 @@ class BlockRead(msgspec.Struct, frozen=True):
     leaves: tuple[tuple[int, int, bytes], ...]
 
 
-def still_there(job: Job, records: Mapping[int, Record]) -> Digests:
-    """Return what an earlier build has journaled and the file still has. Collective.
+def intact_items(job: Job, records: Mapping[int, Record]) -> Digests:
+    """Return the journaled items whose arrays still match their digests. Collective.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ class _Arrays:
                 yield _Leaf(array, number, start, min(start + LEAF_SIZE, stop))
 
     def lost(self, blocks: Iterable[BlockRead]) -> set[int]:
-        """Return the items of which an array has not its digest in all blocks, in order."""
+        """Return the items with an array whose leaves do not match its digest, in order."""
         found = [bytearray() for _ in self.places]
         lost = set()
         for array, first, packed in (entry for block in blocks for entry in block.leaves):

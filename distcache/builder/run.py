@@ -25,7 +25,7 @@ from distcache.builder.prepare import (
     moves_of,
     require_name,
 )
-from distcache.builder.readback import read_back, still_there
+from distcache.builder.readback import intact_items, read_back
 from distcache.builder.work import build_items
 from distcache.cache.readiness import building_directory
 from distcache.corpus.examine import require_unchanged
@@ -222,7 +222,7 @@ def _make(job: Job, workspace: Workspace) -> _Made:
         communicator, prepare, tuple[str, dict[int, Record]], "laying out HDF5"
     )
     watch.phase("looking for an earlier run")
-    job.digests |= still_there(job, records)
+    job.digests |= intact_items(job, records)
     resumed = len(job.digests)
     adopted = len(job.adopted.keys() - job.digests.keys())
     work = on_rank_0(communicator, lambda: _assign(job), Assignment, "assigning work")

@@ -20,7 +20,7 @@ from distcache.ranks.workspace import directories_of, hidden_directory
 from distcache.storage.timeouts import limits
 from distcache.storage.url import is_url, located
 
-POLL: Final = 0.5  # seconds
+READY_POLL: Final = 0.5  # seconds
 LONGEST_PAUSE: Final = 3.0  # seconds
 
 
@@ -195,7 +195,7 @@ def look(path: str | Path) -> Readiness:
     watch = Watch(path)
     first = found = watch.look()
     while found.state is State.building and found.sign == first.sign and not found.locked:
-        time.sleep(POLL)
+        time.sleep(READY_POLL)
         found = watch.look()
     return found
 
@@ -236,7 +236,7 @@ def wait(
         raise ConfigError(f"wait({path!r}, {timeout!r}): expected a path, and seconds")
     watch = Watch(path, sparing=True)
     end = time.monotonic() + timeout
-    last, pause = "", POLL
+    last, pause = "", READY_POLL
     while (found := watch.look()).state is not State.ready:
         if found.state in (State.dead, State.hung):
             raise BuildInterrupted(f"{found}; {found.advice}")

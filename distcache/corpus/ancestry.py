@@ -17,8 +17,8 @@ from distcache.errors import CorpusError, DistcacheError
 from distcache.storage.url import is_url
 
 FEW: Final = 4096  # numbers that are searched for without a copy of all that are mapped
-AT_ONCE: Final = 1 << 20  # documents
-LONGEST: Final = 192 << 20  # bytes of the documents of a view; a receipt has a third more
+BLOCK_DOCUMENTS: Final = 1 << 20  # documents
+MAX_VIEW_BYTES: Final = 192 << 20  # bytes of the documents of a view; a receipt has a third more
 MOST_VIEWS: Final = 32  # of one another
 COPIES: Final = ("merge", "convert", "materialize")
 
@@ -113,15 +113,15 @@ def _kept_of_root(prefix: str, root: str, receipt: Receipt) -> InputReceipt | No
         return None
     last = -1
     pieces: list[NDArray[np.int64]] = []
-    for begin in range(0, len(view.bounds) - 1, AT_ONCE):
-        end = min(begin + AT_ONCE, len(view.bounds) - 1)
+    for begin in range(0, len(view.bounds) - 1, BLOCK_DOCUMENTS):
+        end = min(begin + BLOCK_DOCUMENTS, len(view.bounds) - 1)
         numbers = _documents_in_root(view, known, begin, end, last)
         if np.any(np.diff(numbers, prepend=last) <= 0):
             return None
         last = int(numbers[-1])
         pieces.append(numbers)
     code = encode_kept(iter(pieces))
-    if len(code) > LONGEST:
+    if len(code) > MAX_VIEW_BYTES:
         return None
     (entry,) = receipt.inputs[:1] or (None,)
     if entry is None:

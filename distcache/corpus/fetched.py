@@ -124,7 +124,7 @@ def _find(
 
     def look(url: str) -> _Object | None:
         try:
-            return _Object(url, listed_version(url, sure=url not in optional))
+            return _Object(url, listed_version(url, confirm_missing=url not in optional))
         except FileNotFoundError:
             return None
         except AccessDenied:

@@ -60,7 +60,7 @@ class KeptRuns:
     Raises
     ------
     CorpusError
-        If it is none.
+        If the bytes are not a valid code.
     """
 
     def __init__(self, data: bytes) -> None:

@@ -19,7 +19,7 @@ from distcache.storage.files import atomic_write, may_write
 from distcache.storage.threads import map_in_threads
 from distcache.storage.watchdog import tick
 
-LONGEST: Final = 2**31 - 1  # tokens of a document
+MAX_DOCUMENT_TOKENS: Final = 2**31 - 1  # tokens of a document
 SPREAD: Final = 1.0  # of the sizes of corpora: the standard deviation of their logarithms
 PIECE: Final = 1 << 22  # tokens or documents at a time
 MOST_DOCUMENTS: Final = 10**13
@@ -89,9 +89,9 @@ def parse_lengths(text: str) -> tuple[str, list[float]]:
         numbers = [float(word) for word in words]
     except ValueError:
         numbers = []
-    sound = kind in KINDS and len(numbers) == KINDS[kind] and 1 <= numbers[0] <= LONGEST
+    sound = kind in KINDS and len(numbers) == KINDS[kind] and 1 <= numbers[0] <= MAX_DOCUMENT_TOKENS
     if sound and kind == "uniform":
-        sound = numbers[0] <= numbers[1] <= LONGEST
+        sound = numbers[0] <= numbers[1] <= MAX_DOCUMENT_TOKENS
     if sound and kind != "lognormal":
         sound = all(number.is_integer() for number in numbers)
     if sound and kind == "lognormal":
@@ -181,6 +181,6 @@ def _lengths(
         else:
             mean, sigma = numbers
             drawn = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, len(part))
-        part[:] = np.clip(drawn, 1, LONGEST)
+        part[:] = np.clip(drawn, 1, MAX_DOCUMENT_TOKENS)
         tick()
     return lengths

@@ -24,7 +24,7 @@ FORMAT: Final = 1
 Kind = Literal["text", "tokens", "merge", "convert", "select", "rest", "materialize", "mds"]
 VIEWS: Final = ("select", "rest")  # whose tokens are in the `.bin` of another corpus
 Count = Annotated[int, msgspec.Meta(ge=0)]
-LONGEST: Final = 1 << 30  # bytes of a receipt; one of a hundred thousand pieces has 10 MB
+MAX_RECEIPT_BYTES: Final = 1 << 30  # bytes of a receipt; one of a hundred thousand pieces has 10 MB
 # The facts of a corpus that its receipt repeats, as messages call them.
 CONTENT: Final = {
     "type_code": "token type code",
@@ -228,14 +228,16 @@ def read_receipt(path: str | Path, url: str | None = None) -> Receipt:
         If it is no receipt, or one of another format.
     """
     try:
-        content = read_file(path, LONGEST + 1)
+        content = read_file(path, MAX_RECEIPT_BYTES + 1)
         path = path if url is None else url  # for messages
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such receipt") from error
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(content) > LONGEST:
-        raise CorpusError(f"{path}: has more than {LONGEST} bytes, too many for a receipt")
+    if len(content) > MAX_RECEIPT_BYTES:
+        raise CorpusError(
+            f"{path}: has more than {MAX_RECEIPT_BYTES} bytes, too many for a receipt"
+        )
     try:
         receipt = msgspec.json.decode(content, type=Receipt)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

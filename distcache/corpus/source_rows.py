@@ -18,7 +18,7 @@ from distcache.corpus.receipt import VIEWS, Ancestor, InputReceipt, Receipt, fin
 from distcache.errors import CorpusError, DistcacheError, NotReady
 
 UNKNOWN: Final = -1
-AT_ONCE: Final = 1 << 20  # sequences
+BLOCK_SEQUENCES: Final = 1 << 20  # sequences
 
 
 class SourceRows(NamedTuple):
@@ -312,8 +312,8 @@ class CorpusSources:
         wanted = np.zeros(len(self._idx.bounds), bool)
         wanted[documents] = True
         found = [np.empty(0, np.int64)]
-        for begin in range(0, len(self._view.offsets), AT_ONCE):
-            offsets = np.array(self._view.offsets[begin : begin + AT_ONCE])
+        for begin in range(0, len(self._view.offsets), BLOCK_SEQUENCES):
+            offsets = np.array(self._view.offsets[begin : begin + BLOCK_SEQUENCES])
             own = documents_of(self._idx, find_sorted(self._idx.offsets, offsets) - 1)
             found.append(documents_of(self._view, begin + np.flatnonzero(wanted[own])))
         return np.unique(np.concatenate(found))

@@ -23,11 +23,9 @@ from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import code_of, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_sequences
-from distcache.corpus.mds.columns import column_places
 from distcache.corpus.mds.index_json import Columns, DataSet, ShardEntry, read_index
-from distcache.corpus.mds.shard_header import header_problem, offsets_of
 from distcache.corpus.mds.shard_table import read_table, shards_path, write_table
-from distcache.corpus.mds.stored_shard import StoredShard, find_shard, read_shard
+from distcache.corpus.mds.stored_shard import StoredShard, find_shard
 from distcache.corpus.receipt import Origin, Receipt
 from distcache.edit.mds_records import (
     NewNumbers,
@@ -44,7 +42,7 @@ from distcache.edit.mds_records import (
     table_of,
     totals_of,
 )
-from distcache.edit.mds_scan import MdsOptions, fitting_type, kind_of, scan_shard, token_type
+from distcache.edit.mds_scan import MdsOptions, kind_of, scan_shard, token_type
 from distcache.errors import (
     ConfigError,
     CorpusError,
@@ -219,18 +217,9 @@ def _require_type(directory: str, shard: ShardEntry, options: MdsOptions) -> Non
     encoding = shard.column_encodings[shard.columns.place_of(options.column)]
     if encoding != "bytes" or options.dtype is not None:
         return
-    stored = find_shard(directory, shard)
-    raw = np.empty(stored.raw_size, np.uint8)
-    read_shard(stored, shard, raw)
-    if problem := header_problem(raw, shard):
-        raise CorpusError(f"{stored.path}: {problem}")
-    columns, offsets = shard.columns, offsets_of(raw, shard.samples)
-    places = column_places(raw, offsets, columns, columns.place_of(options.column))
-    fits = fitting_type(raw, places)
-    advice = f"they look like {fits}" if fits else "they look like no type of tokens"
     raise ConfigError(
         f"{directory}: --column {options.column} is {encoding}, whose type the data does not say: "
-        f"give --dtype; {advice}"
+        "give --dtype"
     )
 
 

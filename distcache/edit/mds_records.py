@@ -40,8 +40,8 @@ from distcache.storage.files import (
 from distcache.storage.threads import decodable
 
 MOST_WRONG: Final = 1000  # damaged samples of a shard that are listed; all are counted
-MOST_LISTED: Final = 100_000  # of a receipt
-AT_ONCE: Final = 1 << 20  # sequences whose lengths and pointers are in memory
+LISTED_PER_RECEIPT: Final = 100_000  # of a receipt
+BLOCK_SEQUENCES: Final = 1 << 20  # sequences whose lengths and pointers are in memory
 
 
 @decodable
@@ -230,7 +230,7 @@ def receipt_of_sets(
         origin = msgspec.structs.replace(
             origin, options={**origin.options, "length_of_all": lengths.pop()}
         )
-    return receipt_of(facts, name, origin, inputs, skipped[:MOST_LISTED])
+    return receipt_of(facts, name, origin, inputs, skipped[:LISTED_PER_RECEIPT])
 
 
 def _input_receipt(entry: SetFacts, records: Sequence[ShardRecord]) -> InputReceipt:
@@ -307,7 +307,9 @@ class WrittenNumbers(ExitStack):
 
 
 def by_sequences(records: Sequence[ShardRecord]) -> Iterator[list[ShardRecord]]:
-    """Yield successive records, with about AT_ONCE sequences at a time."""
+    """Yield successive records, with about BLOCK_SEQUENCES sequences at a time."""
     ends = np.cumsum([0, *(record.sequences for record in records)])
-    for _, some in itertools.groupby(range(len(records)), lambda i: int(ends[i]) // AT_ONCE):
+    for _, some in itertools.groupby(
+        range(len(records)), lambda i: int(ends[i]) // BLOCK_SEQUENCES
+    ):
         yield [records[i] for i in some]

@@ -216,15 +216,3 @@ def _gather(raw: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
         for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)
     ]
     return np.concatenate([np.empty(0, np.uint8), *parts])
-
-
-def fitting_type(raw: NDArray[np.uint8], places: Places) -> str:
-    """Return the type of tokens that bytes look like; empty if none fits."""
-    values = _gather(raw, places)
-    for name, item in (("int64", 8), ("int32", 4), ("uint16", 2)):
-        if (places.sizes % item).any() or not len(values):
-            continue
-        found = values.view(name)
-        if item == 2 or (found.min() >= 0 and found.max() < 1 << 24):
-            return name
-    return ""

@@ -32,7 +32,7 @@ from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import atomic_write, make_directories, no_space_as_error
 from distcache.storage.url import is_url
 
-AT_ONCE: Final = 16  # data sets: most of the time goes to syncing small files
+INDEXED_AT_ONCE: Final = 16  # data sets: most of the time goes to syncing small files
 BLEND: Final = "blend.json"
 
 
@@ -212,7 +212,7 @@ def _index_all(
 ) -> list[_SetFailure | None]:
     """Index data sets, several at a time, and return what is wrong with each."""
     stop = threading.Event()
-    each = max(1, threads // max(min(AT_ONCE, len(streams)), 1))
+    each = max(1, threads // max(min(INDEXED_AT_ONCE, len(streams)), 1))
 
     def index(stream: MixStream) -> _SetFailure | None:
         wanted = msgspec.structs.replace(options.mds, split=stream.split or options.mds.split)
@@ -227,7 +227,7 @@ def _index_all(
         return None
 
     # Each in a thread of its own, as a job of one rank: this one is within an agreement of all.
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(INDEXED_AT_ONCE) as pool:
         try:
             return list(pool.map(index, streams))
         except BaseException:
@@ -243,7 +243,7 @@ class _Stoppable(NullProgress):
         self._stop = stop
 
     def advance(self, amount: float) -> None:
-        """Go on, unless a signal has come."""
+        """Raise `BuildInterrupted` once the run is to stop."""
         if self._stop.is_set():
             raise BuildInterrupted("another data set has failed, or a signal has come")
 

@@ -46,7 +46,7 @@ def document_numbers(numbers: Sequence[str], random: int, seed: int, documents: 
     Raises
     ------
     ConfigError
-        If a number is none, or there is no such document.
+        If a word is neither a number nor a range, or the document does not exist.
     """
     found: list[int] = []
     for word in numbers:

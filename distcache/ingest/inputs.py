@@ -37,7 +37,7 @@ class Input(msgspec.Struct, frozen=True):
     changed: int  # modification time, in nanoseconds since 1970
     format: str  # format by its name, or as it was given for all files
     compression: str | None = None  # ``gzip``, ``zstd``, ``bz2`` or ``xz``, from its name
-    groups: tuple[Group, ...] = ()  # path of a Parquet or Arrow file
+    groups: tuple[Group, ...] = ()  # row groups of a Parquet file, batches of an Arrow file
 
     @property
     def is_table(self) -> bool:

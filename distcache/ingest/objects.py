@@ -36,7 +36,7 @@ from distcache.storage.url import is_url, located
 from distcache.storage.watchdog import tick
 
 STDIN: Final = "-"
-AT_ONCE: Final = 4  # objects that a rank fetches at a time
+FETCHED_AT_ONCE: Final = 4  # objects that a rank fetches at a time
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class ObjectWork:
             make_directories(self._root)
             self._lock = try_lock(self._root / LOCK)
         if self._lock is None:
-            raise ConfigError(f"{self._root}: another job does the same; wait for its end")
+            raise ConfigError(f"{self._root}: in use by another job; wait until it finishes")
 
     def inputs(self, words: Sequence[str], known: set[str] | None = None) -> list[str]:
         """Return inputs with a file in the place of every object and stream. Collective.
@@ -211,7 +211,7 @@ def fetch_objects(
     own = own_share(communicator, objects, costs)
 
     def fetch() -> None:
-        map_in_threads(lambda found: _copy(found, progress), own, AT_ONCE)
+        map_in_threads(lambda found: _copy(found, progress), own, FETCHED_AT_ONCE)
 
     on_all_ranks(communicator, fetch, "fetching")
     return objects

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from distcache.corpus.kept_runs import RunEncoder
 
-MOST_LISTED: Final = 1000  # invalid rows of a piece whose places are kept; all are counted
+LISTED_PER_PIECE: Final = 1000  # invalid rows of a piece whose places are kept; all are counted
 SPOOL: Final = 64 << 20  # bytes of tokens in memory, if they may go to a file
 BLOCK: Final = 4 << 20  # bytes
 

@@ -115,9 +115,9 @@ def ingest(
             communicator, lambda: require_utf8(out, options, tokenizer), None, "reading options"
         )
         watch.phase("listing inputs")
-        inputs = find_together(communicator, words, options)
+        inputs = agree_on_inputs(communicator, words, options)
         output = Output(out, numbered=options.shard_size is not None)
-        work, origin = make_work_together(communicator, inputs, options, tokenizer, output)
+        work, origin = agree_on_work(communicator, inputs, options, tokenizer, output)
         if isinstance(work.reader, TextReader):
             watch.note(f"tokenizing with {work.reader.engine}")
             if work.reader.ending is not None:
@@ -148,7 +148,7 @@ def _make(
     """
     output = work.store.output
     progress.phase("looking for an earlier run")
-    done = resume_together(communicator, work)
+    done = resume_on_all(communicator, work)
     progress.phase("reading inputs", sum(map(work.bytes_of, range(len(work.tasks)))))
     progress.advance(sum(map(work.bytes_of, range(done))))
     with contextlib.ExitStack() as stack:
@@ -214,7 +214,7 @@ def require_utf8(out: str, options: IngestOptions, tokenizer: TokenizerOptions |
     require_text(*(value for value in given if isinstance(value, str)))
 
 
-def find_together(
+def agree_on_inputs(
     communicator: Communicator, words: Sequence[str], options: IngestOptions
 ) -> list[Input]:
     """Find the inputs, and the row groups of Parquet files. Collective.
@@ -277,7 +277,7 @@ def _inspect(entry: Input, options: IngestOptions) -> Input:
     return with_groups(entry, options.column)
 
 
-def make_work_together(
+def agree_on_work(
     communicator: Communicator,
     inputs: list[Input],
     options: IngestOptions,
@@ -402,7 +402,7 @@ def _require_same(communicator: Communicator, origin: Origin) -> None:
         ).of_all_ranks()  # all ranks have all of them
 
 
-def resume_together(communicator: Communicator, work: Work) -> int:
+def resume_on_all(communicator: Communicator, work: Work) -> int:
     """Take up the records of an earlier run, as far as they are intact. Collective.
 
     Returns

@@ -26,7 +26,7 @@ from distcache.ingest.readers.formats import FORMATS
 from distcache.ingest.tasks import Locator, Work
 
 ENGINE: Final = "gigatoken"  # the one that is faster than the tokenizers' own libraries
-MOST_LISTED: Final = 100_000  # invalid rows whose places a receipt lists; all are counted
+LISTED_PER_RECEIPT: Final = 100_000  # invalid rows whose places a receipt lists; all are counted
 
 
 @dataclass
@@ -134,7 +134,7 @@ def make_receipts(
             )
             share.add(piece, record.pieces[number], firsts[number], before, size)
             if not before.documents:
-                room = MOST_LISTED - len(skipped[segment.shard])
+                room = LISTED_PER_RECEIPT - len(skipped[segment.shard])
                 skipped[segment.shard] += wrong[number][: max(room, 0)]
     names = [work.store.output.name(shard) for shard in range(len(facts))]
     return [

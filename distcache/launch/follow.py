@@ -15,7 +15,7 @@ from distcache.launch.slurm import JobState, look_at_job
 from distcache.storage.files import closing_fd, open_sized
 from distcache.storage.timeouts import limits
 
-POLL: Final = 1.0  # seconds between two reads of the log
+LOG_POLL: Final = 1.0  # seconds between two reads of the log
 ASK_EVERY: Final = 5.0  # seconds between two queries of Slurm
 TELL_EVERY: Final = 60.0  # seconds between two messages about a waiting job
 CLOCK: Final = re.compile(r"\[ *[\d.]+ s\] ")  # of our lines; the follower has its own
@@ -23,7 +23,7 @@ OUR_PREFIX: Final = "distcache: "
 SLURM_PREFIXES: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
 MOST_LINES: Final = 20
 LAST_WORDS: Final = 5  # lines
-LONGEST: Final = 1 << 20  # bytes of one read of a log
+MAX_READ_BYTES: Final = 1 << 20  # bytes of one read of a log
 
 
 # Reasons of a pending job that do not pass by waiting (Slurm, slurm_reason_string).
@@ -44,7 +44,7 @@ class Tail:
         self._offset = 0
 
     def lines(self) -> list[str]:
-        """Return the lines completed since the last call; only the last `LONGEST` bytes."""
+        """Return the lines completed since the last call; only the last `MAX_READ_BYTES` bytes."""
         content, begin = _read(self._path, self._offset)
         whole = content[: content.rfind(b"\n") + 1]
         self._offset = begin + len(whole)
@@ -58,8 +58,8 @@ def _read(path: Path, begin: int) -> tuple[bytes, int]:
     except OSError:
         return b"", begin
     with closing_fd(descriptor):
-        begin = max(begin, size - LONGEST)
-        return os.pread(descriptor, LONGEST, begin), begin
+        begin = max(begin, size - MAX_READ_BYTES)
+        return os.pread(descriptor, MAX_READ_BYTES, begin), begin
 
 
 def _lines(content: bytes) -> list[str]:
@@ -139,7 +139,7 @@ def follow(
             )
         for line in tail.lines():
             tell(CLOCK.sub("", line, count=1))
-        time.sleep(0 if ended else POLL)
+        time.sleep(0 if ended else LOG_POLL)
     return watcher.state
 
 

@@ -24,7 +24,7 @@ LIVE: Final = (
 # A job that Slurm requeues is in one of these for a moment.
 MAY_BE_REQUEUED: Final = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
 # Variables of the surrounding job, which the submitted job must not inherit.
-OF_THIS_JOB: Final = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)\w*")
+JOB_VARIABLES: Final = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)\w*")
 # The PMI plugins that each MPI library can use, the best first. Open MPI's pmi2 needs a build with
 # Slurm's own library.
 PLUGINS_OF: Final = {
@@ -76,7 +76,7 @@ def without_variables(names: Iterable[str] = ()) -> Iterator[None]:
 
     sbatch would use them as options of the job that it submits.
     """
-    hidden = {name for name in os.environ if OF_THIS_JOB.fullmatch(name)}.union(names)
+    hidden = {name for name in os.environ if JOB_VARIABLES.fullmatch(name)}.union(names)
     kept = {name: os.environ.pop(name) for name in hidden if name in os.environ}
     try:
         yield

@@ -30,8 +30,7 @@ def warnings_of(report: Report) -> Iterator[ReportWarning]:
             yield ReportWarning(
                 "heavy step",
                 f"step {report.steps.most_step:,} has {ratio:.1f} times the attention of the "
-                "median step: long documents fall together; cut them (select --split-at), or use "
-                "larger batches",
+                "median step: long documents fall together; use larger batches",
             )
     if (report.padding or 0) > MUCH_PADDING:
         yield ReportWarning(

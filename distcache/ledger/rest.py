@@ -28,7 +28,7 @@ from distcache.plan.config import SPLITS
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.storage.files import atomic_write, make_directories
 
-AT_ONCE = 1 << 22  # positions
+BLOCK_POSITIONS = 1 << 22  # positions
 EVAL_SPLITS = ("valid", "test")
 MOST_VISITS = 65_535
 TOO_OFTEN = f"tokens were inputs more than {MOST_VISITS} times, which is more than is counted"
@@ -189,8 +189,8 @@ def _visited(split: Trace, samples: int, sampling: Sampling) -> list[NDArray[np.
         np.zeros(int(split.cache.table("sections")["samples"][row]), np.uint32)
         for row, _ in split.pairs
     ]
-    for begin in range(0, samples, AT_ONCE):
-        positions = order.ids(begin, min(begin + AT_ONCE, samples))
+    for begin in range(0, samples, BLOCK_POSITIONS):
+        positions = order.ids(begin, min(begin + BLOCK_POSITIONS, samples))
         members, numbers = split.look_up(positions)
         with split.checked():
             if min(members.min(), numbers.min()) < 0:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from distcache.kernels import Section, find_visits
 
-AT_ONCE: Final = 1 << 20  # sequences
+BLOCK_SEQUENCES: Final = 1 << 20  # sequences
 
 
 class Visits(NamedTuple):
@@ -212,8 +212,8 @@ class Cover:
         self._lengths = lengths
         self._chunks = []
         self.most = 0
-        for begin in range(0, len(lengths), AT_ONCE):
-            end = min(begin + AT_ONCE, len(lengths))
+        for begin in range(0, len(lengths), BLOCK_SEQUENCES):
+            end = min(begin + BLOCK_SEQUENCES, len(lengths))
             own = covered(visits.between(begin, end), lengths[begin:end].astype(np.int64))
             self._chunks.append(PieceChunk.of(begin, own))
             self.most = max(self.most, int(own.times.max(initial=0)))

@@ -13,7 +13,7 @@ from distcache.ledger.steps import Sampling, Steps
 from distcache.ledger.trace import Trace, TracedSamples
 from distcache.megatron.sampling import Order
 
-AT_ONCE: Final = 1 << 20  # samples
+CHUNK_SAMPLES: Final = 1 << 20  # samples
 
 
 class DealtSamples(NamedTuple):
@@ -68,7 +68,7 @@ class TracedRun:
         first = 0
         while first < len(ends):
             before = int(ends[first - 1]) if first else 0
-            last = max(int(np.searchsorted(ends, before + AT_ONCE, "right")), first + 1)
+            last = max(int(np.searchsorted(ends, before + CHUNK_SAMPLES, "right")), first + 1)
             rows = np.repeat(np.arange(first, last), sizes[first:last])
             within = (
                 np.arange(len(rows))
@@ -90,8 +90,8 @@ class TracedRun:
 
     def of_positions(self, positions: range | NDArray[np.int64]) -> Iterator[DealtSamples]:
         """Yield the samples at positions, without steps; raises as `Trace.samples`."""
-        for begin in range(0, len(positions), AT_ONCE):
-            some = np.asarray(positions[begin : begin + AT_ONCE], np.int64)
+        for begin in range(0, len(positions), CHUNK_SAMPLES):
+            some = np.asarray(positions[begin : begin + CHUNK_SAMPLES], np.int64)
             yield DealtSamples(self.trace.samples(some), None, np.empty(0, np.int64), None)
 
     def find(self, wanted: Mapping[int, NDArray[np.int64]]) -> Iterator[DealtSamples]:
@@ -108,8 +108,8 @@ class TracedRun:
                 yield found._replace(traced=only_wanted(found.traced, wanted))
             return
         places, own, rows = self._places(positions, steps)
-        for begin in range(0, len(places), AT_ONCE):
-            some = slice(begin, begin + AT_ONCE)
+        for begin in range(0, len(places), CHUNK_SAMPLES):
+            some = slice(begin, begin + CHUNK_SAMPLES)
             dealt = self.sampling.deal(places[some] - steps.begins[rows[some]])
             traced = only_wanted(self.trace.samples(own[some]), wanted)
             yield DealtSamples(traced, steps, rows[some], dealt)
@@ -147,8 +147,8 @@ class TracedRun:
             own = positions[(positions >= low) & (positions < high)]
             yield own, own
             return
-        for begin in range(low, high, AT_ONCE):
-            at = self.order.ids(begin, min(begin + AT_ONCE, high))
+        for begin in range(low, high, CHUNK_SAMPLES):
+            at = self.order.ids(begin, min(begin + CHUNK_SAMPLES, high))
             chosen = np.flatnonzero(wanted[at])
             yield begin + chosen, at[chosen]
 

@@ -16,7 +16,7 @@ from distcache.ledger.trace import Trace
 from distcache.storage.files import read_file
 
 NUMBERS: Final = re.compile(r"\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*")
-LONGEST: Final = 1 << 30  # bytes of a file of what is searched for
+MAX_WANTED_BYTES: Final = 1 << 30  # bytes of a file of what is searched for
 EXPECTED: Final = "CORPUS:NUMBERS or SOURCE:NUMBERS, with numbers as 12,40-59, all or FILE.npy"
 MOST: Final = 1 << 27  # numbers of a range
 
@@ -86,7 +86,7 @@ def _pairs(words: Iterable[str]) -> Iterator[tuple[str, NDArray[np.int64] | None
         if colon and name:
             yield name, _numbers(word, numbers)
         elif Path(word).is_file():
-            text = read_file(word, LONGEST).decode("utf-8-sig", "surrogateescape")
+            text = read_file(word, MAX_WANTED_BYTES).decode("utf-8-sig", "surrogateescape")
             own: dict[str, list[NDArray[np.int64] | None]] = {}
             for line in filter(None, map(str.strip, text.splitlines())):
                 name, colon, numbers = line.rpartition(":")

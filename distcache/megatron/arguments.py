@@ -21,19 +21,19 @@ IN_THE_PLACE = "in the place of --data-path, --{train,valid,test}-data-path and 
 # Megatron takes the type of tokens from the vocabulary, where it does not read the header.
 TYPE_OF_SMALL_VOCABULARY = 8
 TYPE_OF_LARGE_VOCABULARY = 4
-OF_PACKED = (
+PACKED_NOTES = (
     "the rows are packed: training needs --eod-mask-loss, --reset-position-ids or "
     "--reset-attention-mask, without which Megatron keeps the loss mask of the first sample for "
     "all, padded or not; and never --dataloader-defer-npy-index-mmap",
     "padding has no loss only if the tokenizer has a padding token that is not its end of a "
     "document; multi-token prediction of Megatron-Bridge has a loss on padding all the same",
 )
-OF_PHASES = (
+PHASES_NOTE = (
     "the weights change in phases, and those of the options are the mean: a blend that Megatron "
     "does not find it builds by them, without phases; `doctor` says whether it finds all, and "
     "distcache.megatron.provider reads the cache itself",
 )
-OF_OBJECTS = (
+OBJECTS_NOTE = (
     "Megatron's own reader fetches 256 MiB for every document that is not in memory; with "
     "distcache.MegatronBinReader in its place (docs/buckets.md), or with copies of the .bin files "
     "on the node (localize --bin copy), it does not"
@@ -106,7 +106,7 @@ def megatron_arguments(
     if any(is_url(rename(prefix)) for prefix in cache.prefixes):
         options += [["--object-storage-cache-path", str(objects or "DIRECTORY")]]
         options += [["--no-mmap-bin-files"]]
-        return Arguments(tuple(map(shlex.join, options)), files, (OF_OBJECTS,))
+        return Arguments(tuple(map(shlex.join, options)), files, (OBJECTS_NOTE,))
     sequences = Path(f"{stem}-sequences.json")
     files[sequences] = sequences_document(cache, rename)
     # With these options a missing file is an error, and is not built.
@@ -185,14 +185,14 @@ def megatron_warnings(cache: Contents) -> list[str]:
         if not cache.identity[name]
     ] + [
         text
-        for name, texts in (("packing", OF_PACKED), ("phases", OF_PHASES))
+        for name, texts in (("packing", PACKED_NOTES), ("phases", PHASES_NOTE))
         if name in cache.identity
         for text in texts
     ]
 
 
-class Readers(msgspec.Struct, frozen=True):
-    """The layout of a job."""
+class ParallelLayout(msgspec.Struct, frozen=True):
+    """The parallel layout of a training job."""
 
     # sizes of tensor, context and pipeline parallelism
     tp: int = 1
@@ -201,7 +201,7 @@ class Readers(msgspec.Struct, frozen=True):
     gpus: int = 8  # ranks of a node
 
 
-def parse_readers(text: str) -> Readers:
+def parse_readers(text: str) -> ParallelLayout:
     """Parse a layout such as ``tp=8,pp=4,gpus=8``; what is left out is 1, and 8 ranks of a node.
 
     Raises
@@ -215,15 +215,15 @@ def parse_readers(text: str) -> Readers:
         if found is None:
             raise ConfigError(f"--readers {text!r}: expected for example tp=8,pp=4,gpus=8")
         fields[found[1]] = int(found[2])
-    return Readers(**fields)
+    return ParallelLayout(**fields)
 
 
-def reading_nodes(layout: Readers, nodes: int) -> frozenset[int]:
+def reading_nodes(layout: ParallelLayout, nodes: int) -> frozenset[int]:
     """Return the nodes with a rank that reads data.
 
     Parameters
     ----------
-    layout : Readers
+    layout : ParallelLayout
         Layout of the job.
     nodes : int
         Number of nodes, in the launcher's order, which is the order of the ranks.

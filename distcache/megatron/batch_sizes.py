@@ -84,7 +84,7 @@ def ramp_of(training: Training, batch: int) -> Ramp | None:
 
 
 def steps_of(training: Training) -> list[tuple[int, int]]:
-    """Return from which sample on each batch size of a schedule holds.
+    """Return (first sample, batch size) pairs of a schedule.
 
     Raises
     ------

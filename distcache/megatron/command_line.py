@@ -24,7 +24,7 @@ from distcache.storage.files import read_file
 # `scripts/megatron_options` has asked them; with those of 0.16.1 and of ModelOpt, read from their
 # sources (`megatron/training/arguments.py`, `megatron/post_training/arguments.py`).
 KNOWN: Final = Path(__file__).with_name("known_options.json")
-LARGEST: Final = 1 << 24  # bytes of a file with a command
+MAX_COMMAND_BYTES: Final = 1 << 24  # bytes of a file with a command
 LISTS: Final[dict[str, dict[str, Any]]] = {
     "--rampup-batch-size": {"nargs": 3, "type": int},
     "--tokenizer-special-tokens": {"nargs": "+"},
@@ -124,7 +124,7 @@ ON_BY_DEFAULT: Final = {action.dest for action in _data_parser()._actions if act
 def _whole_parser() -> _Parser:
     """Return a parser of these options that knows and drops all others of Megatron."""
     parser = _data_parser()
-    known = msgspec.json.decode(read_file(KNOWN, LARGEST), type=dict[str, list[str]])
+    known = msgspec.json.decode(read_file(KNOWN, MAX_COMMAND_BYTES), type=dict[str, list[str]])
     for count, names in known.items():
         how: dict[str, Any] = {"nargs": int(count) if count.isdigit() else count}
         if count in "01":
@@ -333,7 +333,7 @@ def _words_of(word: str) -> list[str]:
     """Return the words of a file, as a shell separates them; it expands nothing."""
     path = word[1:]
     try:
-        text = read_file(path, LARGEST).decode("utf-8-sig")
+        text = read_file(path, MAX_COMMAND_BYTES).decode("utf-8-sig")
         words = shlex.split(_without_comments(text.replace("\r\n", "\n")))
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such file of a training command") from error

@@ -57,7 +57,7 @@ from distcache.storage.watchdog import tick
 
 PIECE: Final = 8 << 20  # bytes that are written at a time
 RECORD: Final = "distcache.json"
-LARGEST: Final = 1 << 30  # bytes of a record of an export
+MAX_RECORD_BYTES: Final = 1 << 30  # bytes of a record of an export
 
 
 @decodable
@@ -207,7 +207,7 @@ def settings_text(exported: Exported) -> str:
 def export_in(directory: Path) -> Exported | None:
     """Return what a directory says of the export in it; None if it says nothing, or is damaged."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        text = read_file(directory / RECORD, LARGEST, follow=False)
+        text = read_file(directory / RECORD, MAX_RECORD_BYTES, follow=False)
         return msgspec.json.decode(text, type=Exported)
     return None
 

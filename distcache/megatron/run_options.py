@@ -13,7 +13,7 @@ from distcache.megatron.training_log import LoggedJob, logged_value
 from distcache.megatron.training_options import Training
 from distcache.storage.threads import decodable
 
-SAYING: Final = ("--seq-length", "--encoder-seq-length")
+SEQUENCE_LENGTH_OPTIONS: Final = ("--seq-length", "--encoder-seq-length")
 
 
 @decodable
@@ -55,7 +55,9 @@ def run_of_command(
     ConfigError
         If an option is not known, or its value is not possible.
     """
-    says = any(word.partition("=")[0] in SAYING or word[:1] == "@" for word in words)
+    says = any(
+        word.partition("=")[0] in SEQUENCE_LENGTH_OPTIONS or word[:1] == "@" for word in words
+    )
     more = [] if says else ["--seq-length", str(sequence_length)]
     return _run_of(vars(parse([*words, *more], near=near)), "the command")
 

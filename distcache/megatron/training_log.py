@@ -21,7 +21,7 @@ OPTIONS: Final = re.compile(r"-{3} (end of )?arguments -{3}")
 NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 LOADED: Final = "loaded checkpoint from "
 AT: Final = re.compile(r" at iteration\s+(\d{1,18})\b")
-LONGEST: Final = 1 << 16  # characters of a line that are looked at
+MAX_LINE_CHARACTERS: Final = 1 << 16  # characters of a line that are looked at
 
 
 class LoggedIteration(NamedTuple):
@@ -58,7 +58,7 @@ def parse_log(path: str, lines: Iterable[str]) -> list[LoggedJob]:
     """
     jobs, in_options = [LoggedJob(path)], False
     for whole in lines:
-        line = whole[:LONGEST]
+        line = whole[:MAX_LINE_CHARACTERS]
         if "consumed samples" in line:
             for found in _iterations_of(line):
                 _add(jobs, found)

@@ -51,7 +51,7 @@ Result = TypeVar("Result")
 MOST_NAMED: Final = 3  # nodes that a note names
 
 # Exit codes of errors of one node; all others concern files that all nodes share.
-OF_A_NODE: Final = (DistcacheError.exit_code, NoSpace.exit_code)
+LEFT_TO_THE_NODE: Final = (DistcacheError.exit_code, NoSpace.exit_code)
 
 # An agent's report, and the overall result unless its node cannot hold a copy.
 _Outcome = tuple[NodeReport, Localized | None]
@@ -131,7 +131,7 @@ def _as_agent(
         except DistcacheError as error:
             if not error.is_collective:
                 raise
-            if options.best_effort and error.failed_ranks and error.exit_code in OF_A_NODE:
+            if options.best_effort and error.failed_ranks and error.exit_code in LEFT_TO_THE_NODE:
                 report = empty_report(options.directory, environment, str(error))
                 group = group.subgroup(set(range(group.size)).difference(error.failed_ranks))
             else:

@@ -19,7 +19,7 @@ from distcache.storage.locks import try_lock
 from distcache.storage.timeouts import limits
 
 NOTE_EVERY: Final = 60.0  # seconds between two messages
-POLL: Final = 0.5  # seconds
+LOCK_POLL: Final = 0.5  # seconds
 LOOK: Final = 0.01  # seconds between attempts to use a lock
 LOOKS: Final = 500
 
@@ -119,6 +119,6 @@ def exclusive(
                     f"{limits().store_lock:.0f} s; see who "
                     f"it is with `fuser {path}`"
                 ).of_all_ranks(rank for rank, has in enumerate(locks) if not has)
-            pause = random.uniform(POLL / 2, 2 * POLL)  # noqa: S311
+            pause = random.uniform(LOCK_POLL / 2, 2 * LOCK_POLL)  # noqa: S311
             time.sleep(agents.broadcast(pause, float, "a pause"))
         yield waited

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from distcache.errors import ConfigError
-from distcache.megatron.arguments import Readers, parse_readers
+from distcache.megatron.arguments import ParallelLayout, parse_readers
 from distcache.megatron.export import Exported
 from distcache.megatron.names import Naming
 from distcache.node.store import Store, local_directory
@@ -22,7 +22,7 @@ from distcache.storage.units import parse_positive_size, parse_size
 from distcache.storage.url import is_url, path_only
 
 VERSION: Final = 1
-LARGEST: Final = 1 << 30  # bytes of a record that is read
+MAX_RECORD_BYTES: Final = 1 << 30  # bytes of a record that is read
 TokensChoice = Literal["none", "link", "copy"]
 ShardsChoice = Literal["none", "ahead", "compressed", "all"]
 TOKENS: Final[tuple[TokensChoice, ...]] = ("none", "link", "copy")  # from least to most on the node
@@ -114,7 +114,7 @@ def write_record(store: Store, record: Ready) -> None:
 def read_record(store: Store, name: str) -> Ready | None:
     """Return the record of a copy; None if there is no valid one of this version."""
     try:
-        text = read_file(store.ready(name), LARGEST, follow=False)
+        text = read_file(store.ready(name), MAX_RECORD_BYTES, follow=False)
         record = msgspec.json.decode(text, type=Ready)
     except (OSError, ValueError, RecursionError):
         return None
@@ -206,7 +206,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         ),
     ] = None
     readers: Annotated[
-        Readers | None,
+        ParallelLayout | None,
         Option(
             "The layout of training: nodes of which no rank reads data, such as those of pipeline "
             "stages in the middle, localize nothing.",

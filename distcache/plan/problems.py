@@ -268,8 +268,8 @@ def end_problems(prefixes: Iterable[str]) -> list[str]:
     """Return which corpora of packed rows are known to have no token that ends a document."""
     receipts = {prefix: find_receipt(prefix) for prefix in prefixes}
     return [
-        f"{prefix}: was ingested without a token that ends a document, so that packed rows would "
-        "have a loss from one document to the next; ingest it with --append-eod"
+        f"{prefix}: has no end-of-document token, so packed rows would train across documents; "
+        "ingest it with --append-eod"
         for prefix, receipt in receipts.items()
         if receipt is not None and receipt.options.get("append_eod") is False
     ]

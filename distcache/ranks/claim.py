@@ -14,7 +14,7 @@ from distcache.ranks.workspace import Lock, Workspace, sweep
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import tick
 
-POLL: Final = 0.5  # seconds between two inspections of another job
+CLAIM_POLL: Final = 0.5  # seconds between two inspections of another job
 NOTE_EVERY: Final = 60.0  # seconds between two messages about it
 
 
@@ -72,7 +72,7 @@ def claim(
             who = "another user" if monitor.hidden else monitor.beat or "another job"
             progress.note(f"waiting for {who}, which is making {what}")
             noted = now
-        time.sleep(POLL)
+        time.sleep(CLAIM_POLL)
     sweep(workspace.shared, finished=True)
     return None
 

@@ -33,7 +33,7 @@ NAME: Final = "progress.json"
 COUNTS: Final = "counts"
 BEATS: Final = (NAME, f"{NAME}.part", COUNTS)
 """The files of a heartbeat."""
-LONGEST: Final = 1 << 16  # bytes of a heartbeat; more are not read
+MAX_HEARTBEAT_BYTES: Final = 1 << 16  # bytes of a heartbeat; more are not read
 VISIBLE: Final = 0o644  # the mode of files that everybody may read
 COUNT: Final = np.dtype("<u8")
 RANKS_PER_SECOND: Final = 200  # which write their counts
@@ -91,7 +91,7 @@ def read_beat(directory: Path) -> Beat | None:
     if descriptor is None:
         return None
     with closing_fd(descriptor), contextlib.suppress(OSError, ValueError, RecursionError):
-        return msgspec.json.decode(os.read(descriptor, LONGEST), type=Beat)
+        return msgspec.json.decode(os.read(descriptor, MAX_HEARTBEAT_BYTES), type=Beat)
     return None
 
 

@@ -20,8 +20,8 @@ from distcache.storage.files import closing_fd, no_space_as_error
 from distcache.storage.timeouts import limits
 
 OWNER: Final = "owner"
-LONGEST: Final = 1 << 12  # bytes of the file; more are not read
-POLL: Final = 0.1  # seconds between two inspections of an owner that may be dead
+MAX_OWNER_BYTES: Final = 1 << 12  # bytes of the file; more are not read
+OWNER_POLL: Final = 0.1  # seconds between two inspections of an owner that may be dead
 
 
 class _Process(NamedTuple):
@@ -123,7 +123,7 @@ class Owner:
         with closing_fd(descriptor), no_space_as_error(self._path):
             os.write(descriptor, self._text)
         if contested:
-            time.sleep(POLL)
+            time.sleep(OWNER_POLL)
         return not contested or self._read() == self._text
 
     def _read(self, path: Path | None = None) -> bytes | None:
@@ -131,7 +131,7 @@ class Owner:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             with closing_fd(os.open(path or self._path, flags)) as descriptor:
-                return os.read(descriptor, LONGEST)
+                return os.read(descriptor, MAX_OWNER_BYTES)
         except FileNotFoundError:
             return None
 
@@ -145,7 +145,7 @@ class Owner:
         while monitor.silence <= limits().silent:
             if monitor.beat != first or self._read() != owner:
                 return True
-            time.sleep(POLL)
+            time.sleep(OWNER_POLL)
             monitor.look()
         return False
 

@@ -20,7 +20,7 @@ from distcache.ranks.progress import Stopwatch
 from distcache.ranks.workspace import Workspace
 from distcache.storage.timeouts import limits
 
-POLL: Final = 0.1  # seconds between two looks for what another node has made
+OUTPUT_POLL: Final = 0.1  # seconds between two looks for what another node has made
 
 Made = TypeVar("Made")
 Outcome = TypeVar("Outcome")
@@ -129,6 +129,6 @@ def _require_shared(communicator: Communicator, workspace: Path) -> None:
                     f"{workspace.parent}: does not have what rank 0 made there; the output must be "
                     "on a filesystem that every node shares"
                 )
-            time.sleep(POLL)
+            time.sleep(OUTPUT_POLL)
 
     on_all_ranks(communicator, look, "looking for the output")

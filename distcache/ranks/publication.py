@@ -24,7 +24,7 @@ NO_LINKS: Final = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, err
 NO_RENAME2: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 NOREPLACE: Final = 1  # of renameat2(2)
 HERE: Final = -100  # AT_FDCWD
-POLL: Final = 0.1  # seconds
+RESERVATION_POLL: Final = 0.1  # seconds
 
 
 def link_problem(directory: Path) -> str:
@@ -148,7 +148,7 @@ def _by_reservation(aside: Path, final: Path) -> bool:
             reservation.unlink(missing_ok=True)
         if time.monotonic() - since > limits().hung:
             raise DistcacheError(f"{reservation}: cannot be removed; remove it, and run again")
-        time.sleep(POLL)
+        time.sleep(RESERVATION_POLL)
     try:
         if os.path.lexists(final):
             return True

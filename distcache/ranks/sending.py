@@ -176,7 +176,7 @@ class Sender:
 def _existing(url: str) -> FileVersion | None:
     """Return the object that has a name, if there is one."""
     try:
-        return _by_tag(listed_version(url, sure=False))
+        return _by_tag(listed_version(url, confirm_missing=False))
     except FileNotFoundError:
         return None
 

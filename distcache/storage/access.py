@@ -28,10 +28,10 @@ from distcache.storage.url import Address
 REREAD: Final = timedelta(minutes=5)  # files of credentials, which others may renew
 PATIENCE: Final = 60.0  # seconds for a process that returns credentials
 KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-OF_SESSION: Final = ("AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION", "AWS_SECURITY_TOKEN")
+SESSION_VARIABLES: Final = ("AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION", "AWS_SECURITY_TOKEN")
 ACCOUNT_BITS: Final = 0x7FFFFFFFFF80
 # Of these, the client asks the machine itself.
-OF_MACHINES: Final = (
+MACHINE_VARIABLES: Final = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -113,7 +113,9 @@ def identity_of(environment: Mapping[str, str]) -> str:
     named = {
         name: value
         for name, value in environment.items()
-        if (name.startswith(("AWS_", "MSC_", "GOOGLE_", "AZURE_")) and name not in OF_SESSION)
+        if (
+            name.startswith(("AWS_", "MSC_", "GOOGLE_", "AZURE_")) and name not in SESSION_VARIABLES
+        )
         or name == "HOME"
     }
     if account := _account_of(named.get("AWS_ACCESS_KEY_ID", "")):
@@ -185,7 +187,7 @@ def _credentials(
         return label, _from_boto3(named)
     if named:
         raise ConfigError(f"AWS_PROFILE={named}: has no credentials in ~/.aws")
-    if any(environment.get(name) for name in OF_MACHINES):
+    if any(environment.get(name) for name in MACHINE_VARIABLES):
         return "the identity of this container", None
     return "the environment, ~/.aws and this machine's own identity", None
 

@@ -31,7 +31,13 @@ from distcache.errors import (
     StoreWaitWarning,
 )
 from distcache.storage.access import Access, Credentials, environment_access
-from distcache.storage.faults import as_ours, is_slow_down, is_transient, is_unsaid, short_text
+from distcache.storage.faults import (
+    has_no_reason,
+    is_slow_down,
+    is_transient,
+    short_text,
+    to_storage_error,
+)
 from distcache.storage.files import FileVersion
 from distcache.storage.msc import profile_access
 from distcache.storage.pace import Pace, Window
@@ -44,9 +50,11 @@ ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
 FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the last
 LONGEST_PAUSE: Final = 10.0
-AGAIN: Final = timedelta(seconds=10)  # until credentials that cannot be read are read again
-SILENT: Final = 10.0  # seconds without an answer, after which it is said
-SAID: Final = 60.0  # seconds until it is said again
+CREDENTIAL_RETRY: Final = timedelta(
+    seconds=10
+)  # until credentials that cannot be read are read again
+WARN_AFTER: Final = 10.0  # seconds without an answer, after which it is said
+WARN_EVERY: Final = 60.0  # seconds until it is said again
 MOST_PARTS: Final = 9_000  # of a multipart upload; stores allow 10,000
 Result = TypeVar("Result")
 
@@ -129,7 +137,7 @@ class Bucket:
         self._made = threading.Lock()
         self._unreadable: ConfigError | None = None
         self._known: dict[str, Any] | None = None  # credentials that were read last
-        self._noted = float("-inf")
+        self._warned_at = float("-inf")
         self._pace = Pace(Window())
         self.requests = 0
         self.retries = 0
@@ -163,7 +171,7 @@ class Bucket:
             try:
                 return obstore.head(store, key)
             except Exception as error:
-                if is_unsaid(error):
+                if has_no_reason(error):
                     self.requests += 1
                     obstore.get(store, key, options={"range": (0, 1)})  # whose refusal says why
                 raise
@@ -324,7 +332,7 @@ class Bucket:
                 self._unreadable = error
                 raise
             # A file that is being rewritten, or a program that fails once: what was right remains.
-            return {**self._known, "expires_at": datetime.now(UTC) + AGAIN}
+            return {**self._known, "expires_at": datetime.now(UTC) + CREDENTIAL_RETRY}
         return self._known
 
     def _try(self, url: str, action: Callable[[Any], Result]) -> Result:
@@ -351,7 +359,7 @@ class Bucket:
                 self._pace.succeeded()
                 tick()
                 return result
-            ours = self._judge(failed, url, begin)
+            ours = self._classify(failed, url, begin)
             if ours is not None and renewed:
                 raise ours from None  # the client's own words hold the request
             if ours is not None:
@@ -361,7 +369,7 @@ class Bucket:
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _judge(self, error: Exception, url: str, begin: float) -> AccessDenied | None:
+    def _classify(self, error: Exception, url: str, begin: float) -> AccessDenied | None:
         """Raise an error of ours, unless another attempt may succeed.
 
         Returns
@@ -376,7 +384,7 @@ class Bucket:
         late = time.monotonic() - begin
         if self._unreadable is not None:
             raise self._unreadable from None
-        ours = as_ours(error, url, self._access.source)
+        ours = to_storage_error(error, url, self._access.source)
         if isinstance(ours, AccessDenied):
             return ours
         if not is_transient(error):
@@ -384,8 +392,8 @@ class Bucket:
         if late > limits().object_store:
             self._pace.away()
             raise StorageError(url, f"no answer in {late:.0f} s: {short_text(error)}") from None
-        if late > SILENT and time.monotonic() - self._noted > SAID:
-            self._noted = time.monotonic()
+        if late > WARN_AFTER and time.monotonic() - self._warned_at > WARN_EVERY:
+            self._warned_at = time.monotonic()
             warnings.warn(
                 f"{url}: the store has not answered for {late:.0f} s ({short_text(error)}); it is "
                 f"asked for {limits().object_store:.0f} s",

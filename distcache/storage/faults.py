@@ -34,9 +34,9 @@ PERMANENT: Final = (
     "credential",
 )
 URL: Final = re.compile(r"https?://\S+")  # of requests: it is not the user's own name for it
-LONGEST: Final = 300  # characters of a store's own words
+MAX_WORDS: Final = 300  # characters of a store's own words
 CLOCK: Final = "; this machine's clock differs from the store's: set it"
-MAYBE_EXPIRED: Final = "; the credentials may have expired: renew them"
+RENEW_CREDENTIALS: Final = "; the credentials may have expired: renew them"
 ANSWERS: Final = {
     "AccessDenied": "; or there is no such object, and s3:ListBucket is not allowed",
     "RequestTimeTooSkewed": CLOCK,
@@ -53,7 +53,7 @@ def short_text(error: BaseException) -> str:
     status = STATUS.search(text)
     if status is not None:
         return f"status {status[1]}{f' {found[1]}' if found else ''}"
-    return URL.sub("the store", " ".join(text.split()))[:LONGEST]
+    return URL.sub("the store", " ".join(text.split()))[:MAX_WORDS]
 
 
 def _status_of(error: BaseException) -> int:
@@ -71,7 +71,7 @@ def is_slow_down(error: BaseException) -> bool:
     return _status_of(error) in (429, 503) or _code_of(error) in SLOW
 
 
-def is_unsaid(error: BaseException) -> bool:
+def has_no_reason(error: BaseException) -> bool:
     """Return whether an answer to HEAD denies access: it has no words that say why."""
     return _status_of(error) in (400, 401, 403) and not _code_of(error)
 
@@ -88,7 +88,7 @@ def is_transient(error: BaseException) -> bool:
     return not any(words in text for words in PERMANENT)
 
 
-def as_ours(error: BaseException, url: str, source: str) -> DistcacheError:
+def to_storage_error(error: BaseException, url: str, source: str) -> DistcacheError:
     """Return the error of ours for one of the client's.
 
     Parameters
@@ -109,7 +109,7 @@ def as_ours(error: BaseException, url: str, source: str) -> DistcacheError:
     denied = kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403)
     unsaid = status == 400 and not code  # answers to HEAD have no words
     if denied or unsaid or code in EXPIRED:
-        advice = MAYBE_EXPIRED if unsaid else ANSWERS.get(code, "")
+        advice = RENEW_CREDENTIALS if unsaid else ANSWERS.get(code, "")
         return AccessDenied(
             url, f"access is denied ({text}), with credentials from {source}{advice}"
         )

@@ -217,7 +217,7 @@ def set_mode(descriptor: int, mode: int) -> None:
 def set_time(target: int | str | Path, modified: int | None = None) -> None:
     """Set when a file was modified, in nanoseconds since 1970, by default now.
 
-    A filesystem that refuses is let be.
+    Does nothing on filesystems that refuse it.
     """
     try:
         if modified is None:

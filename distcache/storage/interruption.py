@@ -1,4 +1,4 @@
-"""A signal that ends this process's work: raised where our own code runs, and never lost.
+"""Turns a signal that ends this process's work into an error at the next safe point.
 
 An exception that a handler raises within a library becomes whatever that library makes of it: an
 import that failed, a text without tokens. So the handler inspects the frames that it interrupts.
@@ -22,8 +22,8 @@ from distcache.errors import BuildInterrupted
 
 SOON: Final = 0.005  # seconds until a signal that came within a library comes again
 PATIENCE: Final = 1.0  # seconds for which libraries are waited for
-LONGEST: Final = 1.5  # seconds from the error to the end of a process alone
-AGAIN: Final = 0.5  # seconds after which another signal is meant as another one
+CLEANUP_SECONDS: Final = 1.5  # seconds from the error to the end of a process alone
+SECOND_SIGNAL: Final = 0.5  # seconds after which another signal is meant as another one
 # Modules of Python that wait, and pass an exception on.
 WAITING: Final = (
     *("threading", "time", "selectors", "subprocess", "socket", "queue", "contextlib"),
@@ -55,8 +55,8 @@ def interrupt_at(frame: FrameType | None, number: int, message: str, *, alone: b
     """Interrupt this process's work, from the handler of a signal.
 
     Where a library runs, the signal is sent again soon, until `PATIENCE` is over. A process alone
-    ends with its work unfinished if that takes longer than `LONGEST`, as within a kernel, and at
-    once at a second signal: what is finished is on the disk by then, as after a kill.
+    ends with its work unfinished if that takes longer than `CLEANUP_SECONDS`, as within a kernel,
+    and at once at a second signal: what is finished is on the disk by then, as after a kill.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def interrupt_at(frame: FrameType | None, number: int, message: str, *, alone: b
             follow.start()
         except RuntimeError:  # no thread can be started, so that nothing can be put off
             interrupt(message)
-    elif alone and not own and now - _first > AGAIN:
+    elif alone and not own and now - _first > SECOND_SIGNAL:
         _leave(message)
     if now - _first < PATIENCE and _is_within_library(frame):
         _asked = message
@@ -150,7 +150,7 @@ def _follow(number: int, message: str, *, alone: bool) -> None:
         time.sleep(SOON)
         _sent = True
         signal.pthread_kill(main, number)
-    time.sleep(LONGEST)
+    time.sleep(CLEANUP_SECONDS)
     if alone and not _ending:
         _leave(message)
 

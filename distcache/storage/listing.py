@@ -73,14 +73,14 @@ def _trusted(
     }
 
 
-def listed_version(path: str, *, sure: bool = True) -> FileVersion:
+def listed_version(path: str, *, confirm_missing: bool = True) -> FileVersion:
     """Return what identifies the bytes at a path or URL.
 
     Parameters
     ----------
     path : str
         A path or a URL.
-    sure : bool
+    confirm_missing : bool
         Whether what is not listed is asked for: stores may list an object some time after it is
         made.
 
@@ -90,6 +90,6 @@ def listed_version(path: str, *, sure: bool = True) -> FileVersion:
         If there is none: `ObjectMissing` of an object.
     """
     found = _known.get(path, UNLISTED)
-    if found is None and not sure:
+    if found is None and not confirm_missing:
         raise ObjectMissing(path, "no such object")
     return found if isinstance(found, FileVersion) else version_at(path)

@@ -1,4 +1,4 @@
-"""The index of a sample that says which announced reading it is."""
+"""A sample's index with the number under which it was announced to the fetcher."""
 
 from __future__ import annotations
 

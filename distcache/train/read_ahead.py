@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from distcache.errors import ConfigError, DistcacheError, NoSpace
-from distcache.node.ahead.client import ATTEMPTS, FetchClient
+from distcache.node.ahead.client import FETCHER_ATTEMPTS, FetchClient
 from distcache.node.ahead.protocol import WHOLE, Source, default_budget
 from distcache.storage.units import parse_size
 from distcache.train.announced_index import AnnouncedIndex
@@ -188,13 +188,15 @@ class _Announced:
         DistcacheError
             If they die again and again.
         """
-        for _ in range(ATTEMPTS):
+        for _ in range(FETCHER_ATTEMPTS):
             batches = [batch.indices for batch in self._batches]
             self._batches.clear()
             self._readings = self._samples = self._ranges = self._nbytes = 0
             if self._announce(batches):
                 return
-        raise DistcacheError(f"the fetcher died {ATTEMPTS} times; see `distcache local fetcher`")
+        raise DistcacheError(
+            f"the fetcher died {FETCHER_ATTEMPTS} times; see `distcache local fetcher`"
+        )
 
     def _announce(self, batches: Sequence[Batch]) -> bool:
         """Announce batches; they count as announced even if the fetcher has died."""

@@ -21,7 +21,7 @@ from distcache.storage.files import write_range
 from distcache.train.fetching import FetchedRanges, Fetching, no_ranges, ranges_at
 from distcache.train.split import OpenMember, OpenSplit
 from distcache.train.token_files import (
-    AT_ONCE,
+    FILES_PER_READER,
     NO_FILE,
     File,
     TokenFiles,
@@ -95,7 +95,7 @@ class SampleReader:
             files = self._files_of(places, sections, samples)
             for part in self._parts(files):
                 rows = slice(part.start, part.stop)
-                if len(part) == 1 and len(set(files[part.start])) > AT_ONCE:
+                if len(part) == 1 and len(set(files[part.start])) > FILES_PER_READER:
                     self._read_scattered(
                         members[part.start], places[part.start], samples[rows], part.start, arrays
                     )
@@ -159,9 +159,9 @@ class SampleReader:
     def _parts(self, files: Sequence[Sequence[File]]) -> Sequence[range]:
         """Cut a batch into parts whose files can be open at the same time."""
         if all(len(own) == 1 for own in files):
-            starts = range(0, len(files), AT_ONCE)
-            return [range(begin, min(begin + AT_ONCE, len(files))) for begin in starts]
-        return cut_by_files(files, AT_ONCE)
+            starts = range(0, len(files), FILES_PER_READER)
+            return [range(begin, min(begin + FILES_PER_READER, len(files))) for begin in starts]
+        return cut_by_files(files, FILES_PER_READER)
 
     def _read_open(
         self,

@@ -213,9 +213,9 @@ class ResumableSampler(Sampler[list[int | None]]):
             )
         if self.data_parallel_size > 1 and (wrapper := _dealt_by()):
             warnings.warn(
-                f"distcache's {self!r}: {wrapper} deals its batches to ranks once more, so that "
-                "most are never trained on; do not give the loader to prepare(), or make the "
-                "sampler with data_parallel_rank=0 and data_parallel_size=1",
+                f"distcache's {self!r}: {wrapper} distributes the batches over ranks a second "
+                "time, so most samples would be skipped; do not give the loader to prepare(), or "
+                "make the sampler with data_parallel_rank=0 and data_parallel_size=1",
                 LoaderWarning,
                 stacklevel=2,
             )

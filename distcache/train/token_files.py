@@ -32,7 +32,9 @@ from distcache.storage.files import (
 )
 from distcache.storage.transient import ATTEMPTS, TRANSIENT, pause_before
 
-AT_ONCE: Final = 56  # files that each reader may always have open: those of a part of a batch
+FILES_PER_READER: Final = (
+    56  # files that each reader may always have open: those of a part of a batch
+)
 MOST: Final = 8192  # open files of a process, even if its limit is higher
 RESERVE: Final = 128  # descriptors for the rest of the process; of a low limit, a quarter
 File = tuple[str, int]
@@ -49,7 +51,7 @@ def descriptor_budget() -> int:
     """
     soft = raise_descriptor_limit()
     free = soft - len(os.listdir("/proc/self/fd")) - min(RESERVE, soft // 4)
-    return max(min(free, MOST), AT_ONCE)
+    return max(min(free, MOST), FILES_PER_READER)
 
 
 class _Count:
@@ -74,7 +76,7 @@ class TokenFiles:
     ----------
     budget : int or None
         Descriptors that all readers of the process may have open; by default
-        `descriptor_budget`. Each may always have `AT_ONCE`.
+        `descriptor_budget`. Each may always have `FILES_PER_READER`.
     """
 
     def __init__(self, budget: int | None = None) -> None:
@@ -99,7 +101,7 @@ class TokenFiles:
         _opened.add(-1)
 
     def descriptors(self, files: Sequence[tuple[str, int]]) -> list[int]:
-        """Return descriptors of files, at most `AT_ONCE` different ones.
+        """Return descriptors of files, at most `FILES_PER_READER` different ones.
 
         Parameters
         ----------
@@ -186,7 +188,7 @@ class TokenFiles:
     def _is_full(self, missing: int) -> bool:
         """Return whether the process, and this reader's share, leave no room for more files."""
         own = len(self._open) + missing
-        return own > AT_ONCE and _opened.value + missing > self._budget
+        return own > FILES_PER_READER and _opened.value + missing > self._budget
 
     def _open_file(self, path: str, size: int) -> int:
         for attempt in range(1, ATTEMPTS + 1):

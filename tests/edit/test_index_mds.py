@@ -98,7 +98,7 @@ def test_the_numbers_of_few_sequences_at_a_time(
     """They give the same index, however many are in memory."""
     data = write_tokens(tmp_path / "data", per_shard=3)
     index(data, tmp_path / "all")
-    monkeypatch.setattr(mds_numbers, "AT_ONCE", at_once)
+    monkeypatch.setattr(mds_numbers, "BLOCK_SEQUENCES", at_once)
     index(data, tmp_path / "few")
     assert (tmp_path / "few.idx").read_bytes() == (tmp_path / "all.idx").read_bytes()
 
@@ -165,11 +165,10 @@ def test_the_source_is_only_read(tmp_path: Path) -> None:
     assert sorted((path, path.stat().st_mtime_ns) for path in data.iterdir()) == before
 
 
-@pytest.mark.parametrize("dtype", ["int64", "int32", "uint16"])
-def test_bytes_whose_type_is_not_said(dtype: str, tmp_path: Path) -> None:
-    """Bytes whose type is not said are refused with what they look like."""
-    data = write_tokens(tmp_path / "data", "bytes", dtype, codec="zstd")
-    with pytest.raises(ConfigError, match=f"give --dtype; they look like {dtype}"):
+def test_bytes_whose_type_is_not_said(tmp_path: Path) -> None:
+    """Bytes whose type is not said are refused."""
+    data = write_tokens(tmp_path / "data", "bytes", "int64", codec="zstd")
+    with pytest.raises(ConfigError, match="whose type the data does not say: give --dtype"):
         index(data, tmp_path / "c")
 
 

@@ -35,11 +35,10 @@ GOOD = b'{"text": "good"}\n'
         (b'{"text": "a"} {"text": "b"}', "JSON is malformed"),
         (b'{"x":' * 100_000, "recursion"),
         (b'{"text": "\\ud800"}', "half of a surrogate pair, \\ud800, at character 0"),
-        (b'{"text": "a\xed\xa0\xbdb"}', "invalid UTF-8 at byte 11 of the line (CESU-8"),
+        (b'{"text": "a\xed\xa0\xbdb"}', "invalid UTF-8 at byte 11 of the line"),
         (b'{"id": "\xff", "text": "a"}', "invalid UTF-8 at byte 8 of the line"),
-        ('{"text": "good"}'.encode("utf-16-be"), "is UTF-16, not UTF-8"),
-        ('{"text": "good"}'.encode("utf-16-le"), "is UTF-16, not UTF-8"),
-        ('{"text": "good"}'.encode("utf-32-le"), "is UTF-32, not UTF-8"),
+        ('{"text": "good"}'.encode("utf-16"), "invalid UTF-8 at byte 0 of the line"),
+        ('{"text": "good"}'.encode("utf-16-le"), "JSON is malformed"),
     ],
 )
 def test_a_wrong_line(line: bytes, reason: str, tokenizers: Path, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_inputs_are_removed_at_the_end(
     url = put_corpus(server, corpora["plain"], "s3://lake/in/plain")
     out = str(tmp_path / "merged")
     work = ObjectWork(ALONE, str(tmp_path / "work"), [url, out], NullProgress())
-    with pytest.raises(ConfigError, match="another job does the same"):
+    with pytest.raises(ConfigError, match="in use by another job"):
         ObjectWork(ALONE, str(tmp_path / "work"), [url, out], NullProgress())
     merge(ALONE, work.corpora([url]), out, 1, NullProgress())
     work.remove()

@@ -191,7 +191,7 @@ def test_odd_logs(tmp_path: Path) -> None:
 
 def test_following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tells each state once, and each whole line of rank 0's log."""
-    monkeypatch.setattr(following, "POLL", 0.0)
+    monkeypatch.setattr(following, "LOG_POLL", 0.0)
     monkeypatch.setattr(following, "ASK_EVERY", 0.0)
     files = leave(tmp_path, rank0="first\nhalf")
 
@@ -337,7 +337,7 @@ def test_slurm_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
 ) -> None:
     """Slurm that does not answer is waited for, but not indefinitely."""
-    monkeypatch.setattr(following, "POLL", 0.0)
+    monkeypatch.setattr(following, "LOG_POLL", 0.0)
     monkeypatch.setattr(following, "ASK_EVERY", 0.0)
     scale_time(0.1 / 600)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.errors import ConfigError
-from distcache.megatron.arguments import Readers, parse_readers, reading_nodes
+from distcache.megatron.arguments import ParallelLayout, parse_readers, reading_nodes
 
 SIZES = st.sampled_from([1, 2, 3, 4])
 
@@ -23,7 +23,7 @@ def test_by_every_rank(tp: int, cp: int, dp: int, pp: int, gpus: int) -> None:
     if tp * cp * dp * pp % gpus:
         return
     wanted = {rank // gpus for rank, has in enumerate(reads) if has}
-    assert reading_nodes(Readers(tp, cp, pp, gpus), len(reads) // gpus) == wanted
+    assert reading_nodes(ParallelLayout(tp, cp, pp, gpus), len(reads) // gpus) == wanted
 
 
 def test_a_large_job() -> None:
@@ -42,4 +42,4 @@ def test_other_forms(text: str) -> None:
 def test_an_impossible_layout() -> None:
     """An impossible layout is refused with the numbers."""
     with pytest.raises(ConfigError, match="24"):
-        reading_nodes(Readers(tp=8, pp=2, gpus=8), 3)
+        reading_nodes(ParallelLayout(tp=8, pp=2, gpus=8), 3)

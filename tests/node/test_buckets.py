@@ -10,7 +10,7 @@ import pytest
 
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import CorpusError, DistcacheError
-from distcache.megatron.arguments import Readers
+from distcache.megatron.arguments import ParallelLayout
 from distcache.megatron.names import Naming
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions, read_records
@@ -179,7 +179,7 @@ def test_nodes_that_read_nothing(url: str, tmp_path: Path) -> None:
 
     def agent(communicator: Communicator) -> list[str]:
         options = LocalizeOptions(
-            directory=str(tmp_path / f"{communicator.rank}"), readers=Readers(pp=3, gpus=1)
+            directory=str(tmp_path / f"{communicator.rank}"), readers=ParallelLayout(pp=3, gpus=1)
         )
         environment = {"DISTCACHE_NODE_NAME": f"node{communicator.rank}"}
         done = localize(communicator, url, options, environment=environment)

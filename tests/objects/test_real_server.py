@@ -131,4 +131,4 @@ def test_a_listing_tells_what_requests_tell() -> None:
     with listed(urls):
         assert [listed_version(url) for url in urls[1:]] == [version_at(url) for url in urls[1:]]
         with pytest.raises(ObjectMissing):
-            listed_version(urls[0], sure=False)
+            listed_version(urls[0], confirm_missing=False)

@@ -30,7 +30,7 @@ def loaders(ranks: int, *, split: bool = False) -> list[DataLoader[int]]:
 def test_dealt_twice() -> None:
     """Half of the batches would be lost: the sampler warns."""
     for loader in loaders(2):
-        with pytest.warns(LoaderWarning, match="accelerate's BatchSamplerShard deals its batches"):
+        with pytest.warns(LoaderWarning, match="BatchSamplerShard distributes the batches"):
             assert len(list(loader)) < 8
 
 

@@ -42,7 +42,7 @@ def claim_cache(
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "POLL", 0.01)
+    monkeypatch.setattr(claims, "CLAIM_POLL", 0.01)
 
 
 def test_a_builder_without_life_is_left_alone(shared: Path) -> None:

@@ -46,7 +46,7 @@ def test_what_is_not_listed(server: ScriptedS3) -> None:
         server.script()
         assert listed_version(late).size == 3
         with pytest.raises(ObjectMissing):
-            listed_version(missing, sure=False)
+            listed_version(missing, confirm_missing=False)
         assert len(server.requests) == 1
 
 
@@ -83,7 +83,7 @@ def test_an_etag_that_is_not_to_be_trusted(
     """It is asked for: the object is there, whatever it is called."""
     monkeypatch.setattr(server, "tag", lambda name: f'W/"{len(name)}"')
     with listed(URLS):
-        assert [listed_version(url, sure=False).size for url in URLS] == [
+        assert [listed_version(url, confirm_missing=False).size for url in URLS] == [
             len(name) for name in NAMES
         ]
     assert len(server.requests) == len(URLS)

@@ -75,7 +75,7 @@ def test_samples_in_more_shards_than_may_be_open(
     expected = samples_of(build_here({**fields, "blend": [plain], "samples": None}, tmp_path).path)
     built = build_here({**fields, "blend": [str(tmp_path / "mds")], "samples": None}, tmp_path)
     for at_once in (1, 3, 56):
-        monkeypatch.setattr(reading, "AT_ONCE", at_once)
+        monkeypatch.setattr(reading, "FILES_PER_READER", at_once)
         dataset = distcache.open(built.path).dataset("train")
         numbers = list(range(len(dataset)))
         found = [row["tokens"].tolist() for row in dataset.__getitems__(numbers)]

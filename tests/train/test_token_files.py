@@ -173,7 +173,7 @@ def test_the_pool_keeps_what_was_used_last(tmp_path: Path, monkeypatch: pytest.M
     """And, over all readers of a process, never more than it may."""
     for number in range(9):
         (tmp_path / str(number)).write_bytes(bytes(number))
-    monkeypatch.setattr(token_files, "AT_ONCE", 2)
+    monkeypatch.setattr(token_files, "FILES_PER_READER", 2)
     monkeypatch.setattr(token_files, "_opened", token_files._Count())
     files, others = TokenFiles(budget=4), TokenFiles(budget=4)
     before = open_files()

@@ -21,7 +21,7 @@ DTYPES: Final = {
     64: "<u8", 65: "<i8", 66: "<f8",
 }  # fmt: skip
 _NAMES: Final = {np.dtype(code).name: np.dtype(code) for code in DTYPES.values()}
-LONGEST: Final = (1 << 31) - 1  # tokens of a sequence
+MAX_SEQUENCE_TOKENS: Final = (1 << 31) - 1  # tokens of a sequence
 LENGTH: Final = re.compile("[0-9]{1,10}")
 
 
@@ -154,8 +154,8 @@ def token_places(
     if kind.length is not None:
         different = np.flatnonzero(sizes != kind.length * item)
         _note(wrong, different, lambda i: f"{sizes[i]} bytes are not {kind.length} tokens")
-    long = np.flatnonzero(sizes // item > LONGEST)
-    _note(wrong, long, lambda i: f"{sizes[i] // item} tokens are more than {LONGEST}")
+    long = np.flatnonzero(sizes // item > MAX_SEQUENCE_TOKENS)
+    _note(wrong, long, lambda i: f"{sizes[i] // item} tokens are more than {MAX_SEQUENCE_TOKENS}")
     bad = np.array(sorted(wrong), np.int64)
     begins[bad] = sizes[bad] = 0
     return Places(begins, sizes, wrong), dtype

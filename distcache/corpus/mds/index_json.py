@@ -15,7 +15,7 @@ from distcache.storage.files import read_file
 from distcache.storage.threads import decodable
 
 INDEX: Final = "index.json"
-LONGEST: Final = 4 << 30  # bytes; that of 50,000 shards has 18 MB
+MAX_INDEX_BYTES: Final = 4 << 30  # bytes; that of 50,000 shards has 18 MB
 # A `.shards` file has their number here; the names are suffixes of files.
 CODECS: Final = ("", "zstd", "gz", "br", "snappy", "bz2")
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -111,7 +111,7 @@ def read_index(directory: str | Path, split: str = "") -> DataSet:
     root = (os.path.realpath if ".." in Path(root).parts else os.path.abspath)(root)
     path = os.path.join(root, INDEX)
     try:
-        content = read_file(path, LONGEST)
+        content = read_file(path, MAX_INDEX_BYTES)
     except FileNotFoundError as error:
         hint = _hint(root)
         raise NotReady(f"{path}: no such file{hint}") from error

@@ -27,7 +27,7 @@ MAGIC: Final = b"\x89distshard\r\n\x1a\n\x00\x00"
 VERSION: Final = 1
 DIGESTED: Final = 1  # flag, always set: the digests of raw shards are known
 ALIGNMENT: Final = 4096
-LONGEST: Final = 1 << 34  # bytes of a file that is read
+MAX_TABLE_BYTES: Final = 1 << 34  # bytes of a file that is read
 HEADER: Final = struct.Struct("<16sIIQQQQQQ16s24s16s")
 BOUNDS: Final = {
     "base": 62,
@@ -161,7 +161,7 @@ def read_table(prefix: str) -> ShardTable:
     """
     path = shards_path(prefix)
     try:
-        content = read_file(path, LONGEST)
+        content = read_file(path, MAX_TABLE_BYTES)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such file") from error
     except OSError as error:

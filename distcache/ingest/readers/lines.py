@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import lzma
 import os
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -14,18 +13,10 @@ from distcache.storage.files import closing_fd, open_regular
 
 BLOCK = 1 << 20  # bytes of a read
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-MARKS: Final = (
-    (b"\xff\xfe\x00\x00", "UTF-32"),
-    (b"\x00\x00\xfe\xff", "UTF-32"),
-    (b"\xff\xfe", "UTF-16"),
-    (b"\xfe\xff", "UTF-16"),
-)
-SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 PYTHON: Final[dict[str | None, Any]] = {
     "bz2": bz2.BZ2Decompressor,
     "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),
 }
-FRONT: Final = 256  # bytes that identify an encoding
 
 
 class Line(NamedTuple):
@@ -238,29 +229,11 @@ def decoded(content: bytes, where: str, *, at_begin: bool) -> str:
     Raises
     ------
     ValueError
-        If it is in another encoding, which is named where its bytes identify it.
+        If it is not UTF-8.
     """
-    if (other := _other_encoding(content)) is not None:
-        raise ValueError(f"is {other}, not UTF-8; convert it, for example with iconv")
     if at_begin:
         content = content.removeprefix(BYTE_ORDER_MARK)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        surrogate = SURROGATE.match(content, error.start) is not None
-        hint = " (CESU-8: half of a surrogate pair, encoded by itself)" if surrogate else ""
-        raise ValueError(f"invalid UTF-8 at byte {error.start} {where}{hint}") from error
-
-
-def _other_encoding(content: bytes) -> str | None:
-    """Return the encoding that a byte order mark, or the places of zero bytes, identify."""
-    front = content[:FRONT]
-    for mark, name in MARKS:
-        if front.startswith(mark):
-            return name
-    if front.count(0) * 4 < len(front) or not front:
-        return None
-    zeros = [front[place::4].count(0) * 4 > 3 * len(front[place::4]) for place in range(4)]
-    if sum(zeros) == 3:
-        return "UTF-32"
-    return "UTF-16" if zeros[0] == zeros[2] != zeros[1] == zeros[3] else None
+        raise ValueError(f"invalid UTF-8 at byte {error.start} {where}") from error

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import limit_of
 from distcache.errors import ConfigError
 from distcache.ingest.inputs import Input, TextOptions
-from distcache.ingest.part import MOST_LISTED, Problem, Sink
+from distcache.ingest.part import LISTED_PER_PIECE, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.text_rows import TextRow, text_rows
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, Tokenizer
@@ -99,7 +99,7 @@ class TextReader:
         piece = part.pieces[-1]
         piece.rows += 1
         piece.skipped += 1
-        if len(piece.problems) < MOST_LISTED:
+        if len(piece.problems) < LISTED_PER_PIECE:
             piece.problems.append(Problem(row.place, reason, row.byte, row.group))
         return self._options.on_error == "skip"
 

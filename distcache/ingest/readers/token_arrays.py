@@ -80,7 +80,7 @@ def _stated_ends(entry: Input, count: int) -> NDArray[np.int64] | None:
     whole = size % 8 == 0 and (not len(ends) or int(ends.max()) == int(ends[-1]) == count)
     ordered = np.array(ends, np.int64) if whole else np.zeros(0, np.int64)
     if not whole or bool((np.diff(ordered) < 0).any()):
-        raise ValueError(f"{path} has not the ends of documents in {count} tokens, in order")
+        raise ValueError(f"{path} does not list ascending ends of documents, up to {count} tokens")
     return ordered
 
 

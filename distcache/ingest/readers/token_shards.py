@@ -14,14 +14,14 @@ from distcache.corpus.idx import limit_of
 from distcache.errors import CorpusError
 from distcache.extras import imported
 from distcache.ingest.inputs import Group, Input, TokenOptions
-from distcache.ingest.part import MOST_LISTED, Problem, Sink
+from distcache.ingest.part import LISTED_PER_PIECE, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
 from distcache.ingest.readers.tables import Table, column_type, is_list, open_table
 from distcache.ingest.readers.token_rows import TokenRows
 from distcache.kernels import first_outside, narrow_tokens
 
-LONGEST: Final = (1 << 31) - 2  # tokens of a sequence, with room for its end
+MAX_SEQUENCE_TOKENS: Final = (1 << 31) - 2  # tokens of a sequence, with room for its end
 BATCH: Final = 4 << 20  # bytes of tokens that are decoded at a time
 MOST_ROWS: Final = 1 << 16
 
@@ -162,7 +162,7 @@ class _Reading:
         if self._options.on_error == "fail":
             ordered = ordered[:1]
         listed = self._part.pieces[-1].problems
-        listed += ordered[: max(MOST_LISTED - len(listed), 0)]
+        listed += ordered[: max(LISTED_PER_PIECE - len(listed), 0)]
         self._part.pieces[-1].skipped += len(ordered)
         return self._options.on_error == "skip" or not ordered
 
@@ -223,7 +223,7 @@ class _Reading:
         lists = batch.column(options.column)
         lengths = pc.list_value_length(lists)
         found = dict.fromkeys(_where(lists.is_null()), "is null")
-        too_long = pc.fill_null(pc.greater(lengths, LONGEST), False)
+        too_long = pc.fill_null(pc.greater(lengths, MAX_SEQUENCE_TOKENS), False)
         found |= {row: f"has {lengths[row]} tokens, 2**31 or more" for row in _where(too_long)}
         if options.length_column in self._columns:
             found |= _length_problems(batch.column(options.length_column), lengths)

@@ -41,7 +41,7 @@ PLAIN: Final = (
     *("PreTrainedTokenizer", "TokenizersBackend", "Qwen2Tokenizer", "GPT2Tokenizer"),
     *("BloomTokenizer", "CodeGenTokenizer"),
 )
-AROUND: Final = {
+BOS_EOS_CLASSES: Final = {
     "LlamaTokenizer": (True, False),
     "CodeLlamaTokenizer": (True, False),
     "GemmaTokenizer": (True, False),
@@ -125,7 +125,7 @@ def read_directory(
     problems = list(_added_problems(files, description, every=not judged))
     problems += _prefix_problems(files[CONFIG], description)
     problems += _other_problems(files[CONFIG])
-    kind, followed = _class_of(files), (*PLAIN, *AROUND)
+    kind, followed = _class_of(files), (*PLAIN, *BOS_EOS_CLASSES)
     if path.name == "vocab.json":
         kind, followed = kind or str(files[MODEL].get("model_type", "")), GPT2
     if kind and not judged and kind not in followed:
@@ -137,7 +137,7 @@ def read_directory(
         problems += _default_problems(files, kind, description)
     stated = None
     if around and not problems:
-        stated, problem = _stated_around(files, description, content, kind)
+        stated, problem = _stated_special_tokens(files, description, content, kind)
         if problem and not (judged and stated):
             problems = [problem]
     if problems:
@@ -273,7 +273,7 @@ def _other_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"{CONFIG}: fix_mistral_regex changes how text is cut"
 
 
-def _stated_around(
+def _stated_special_tokens(
     files: Mapping[str, dict[str, Any]],
     description: Mapping[str, Any],
     content: bytes,
@@ -290,11 +290,11 @@ def _stated_around(
     """
     config = {**files[MAP], **files[CONFIG]}
     stated = {f"add_{name}_token": config.get(f"add_{name}_token") for name in NAMED[:2]}
-    if set(stated.values()) == {None} and kind not in AROUND:
+    if set(stated.values()) == {None} and kind not in BOS_EOS_CLASSES:
         return None, None
     ids = {token["content"]: token["id"] for token in description.get("added_tokens") or []}
     around: list[str | None] = []
-    for name, default in zip(NAMED[:2], AROUND.get(kind, (False, False)), strict=True):
+    for name, default in zip(NAMED[:2], BOS_EOS_CLASSES.get(kind, (False, False)), strict=True):
         value = stated[f"add_{name}_token"]
         text = _text_of(config.get(f"{name}_token"))
         if (default if value is None else value) and text is None:

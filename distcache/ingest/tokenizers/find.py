@@ -135,12 +135,12 @@ def _of_directory(directory: Path, options: TokenizerOptions) -> TokenizerSource
     path = directory / "vocab.json"
     if path.is_file():
         from distcache.ingest.tokenizers.directory import read_directory  # noqa: PLC0415
-        from distcache.ingest.tokenizers.huggingface import puts_around  # noqa: PLC0415
+        from distcache.ingest.tokenizers.huggingface import adds_special_tokens  # noqa: PLC0415
 
         source = _of_file(path, options)
         if source.kind != "huggingface":
             return source  # a vocabulary for tiktoken
-        found = read_directory(path, source.content, options, around=puts_around(options))
+        found = read_directory(path, source.content, options, around=adds_special_tokens(options))
         return msgspec.structs.replace(source, content=found.content, end=found.end or source.end)
     path = directory / "tokenizer.model"
     if path.is_file():

@@ -73,7 +73,7 @@ class HuggingFace:
             raise ConfigError(f"--tokenizer {options.name}: is not a tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special = puts_around(options)
+        self._special = adds_special_tokens(options)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         size = max(vocabulary.values(), default=-1) + 1
         eod = eod_of(options, vocabulary.get, _usual_end(vocabulary, stated_end))
@@ -114,7 +114,7 @@ def download(options: TokenizerOptions) -> TokenizerSource:
     return source_of_directory(path.parent, options, options.name)
 
 
-def puts_around(options: TokenizerOptions) -> bool:
+def adds_special_tokens(options: TokenizerOptions) -> bool:
     """Return whether the tokens that belong around a text are added, as Megatron's release does."""
     since = options.megatron is not None and options.megatron >= "0.17"
     return since if options.special_tokens is None else options.special_tokens
@@ -130,7 +130,7 @@ def source_of_directory(directory: Path, options: TokenizerOptions, name: str) -
     """
     path = directory / "tokenizer.json"
     content = read_tokenizer_file(path)
-    found = read_directory(path, content, options, around=puts_around(options))
+    found = read_directory(path, content, options, around=adds_special_tokens(options))
     return TokenizerSource("huggingface", name, found.content, found.end)
 
 

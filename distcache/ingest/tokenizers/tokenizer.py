@@ -23,7 +23,7 @@ from distcache.storage.files import read_file
 from distcache.storage.interruption import require_uninterrupted
 from distcache.storage.threads import decodable
 
-LARGEST: Final = 1 << 30  # bytes of a tokenizer's file
+MAX_TOKENIZER_BYTES: Final = 1 << 30  # bytes of a tokenizer's file
 
 
 @decodable
@@ -150,11 +150,13 @@ def read_tokenizer_file(path: Path) -> bytes:
         If it cannot be read, or is too large for a tokenizer.
     """
     try:
-        content = read_file(path, LARGEST + 1)
+        content = read_file(path, MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"--tokenizer {path}: cannot be read: {error.strerror}") from error
-    if len(content) > LARGEST:
-        raise ConfigError(f"--tokenizer {path}: has more than {LARGEST} bytes, too many for one")
+    if len(content) > MAX_TOKENIZER_BYTES:
+        raise ConfigError(
+            f"--tokenizer {path}: has more than {MAX_TOKENIZER_BYTES} bytes, too many for one"
+        )
     return content
 
 

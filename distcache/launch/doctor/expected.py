@@ -15,7 +15,7 @@ from distcache.launch.doctor.finding import Finding
 from distcache.storage.files import read_file
 
 MOST_FIELDS: Final = 3  # that differ, in a message
-LARGEST: Final = 1 << 28  # bytes of a description
+MAX_DESCRIPTION_BYTES: Final = 1 << 28  # bytes of a description
 UNSAID: Final = "(nothing)"
 
 
@@ -86,7 +86,7 @@ def _descriptions(directory: Path, kind: str) -> Iterator[dict[str, Any]]:
         if _kind_of(path.name.removesuffix("-description.txt")) != kind:
             continue
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            yield _flat(json.loads(read_file(path, LARGEST, follow=False)))
+            yield _flat(json.loads(read_file(path, MAX_DESCRIPTION_BYTES, follow=False)))
 
 
 def _difference(entry: Expected, known: Sequence[dict[str, Any]]) -> str:

@@ -75,7 +75,7 @@ def judge_launcher(path: str, version: str, library: str) -> Finding:
         if re.search(pattern, version, re.IGNORECASE)
     ]
     if not own:
-        return Finding("ok", TOPIC, f"{path} says no MPI that is known, mpi4py loads {name}")
+        return Finding("ok", TOPIC, f"{path} is of an unknown MPI; mpi4py loads {name}")
     if name in own or {name, own[0]} <= set(MPICH_FAMILY):
         return Finding("ok", TOPIC, f"{path} is of {own[0]}, as mpi4py's library")
     text = (

@@ -38,8 +38,8 @@ from distcache.storage.timeouts import limits
 
 START: Final = "start.lock"
 LOG: Final = "fetcher.out"
-POLL: Final = 0.02  # seconds
-ATTEMPTS: Final = 3  # with a fetcher that dies again and again
+ANSWER_POLL: Final = 0.02  # seconds
+FETCHER_ATTEMPTS: Final = 3  # with a fetcher that dies again and again
 WAIT: Final = 0.1  # seconds of a reading, from which on it counts as a wait
 LONG_WAIT: Final = 5.0  # seconds of a wait that is worth a warning
 GONE: Final = (EOFError, ConnectionError, FileNotFoundError)
@@ -152,7 +152,7 @@ class FetchClient:
     def _ask(self, request: Any, descriptors: Sequence[int] = ()) -> Reply:
         """Send a request and return the answer; again, if the fetcher died."""
         self._require_process()
-        for _ in range(ATTEMPTS):
+        for _ in range(FETCHER_ATTEMPTS):
             connection = self._take()
             try:
                 send(connection, request, descriptors)
@@ -175,7 +175,8 @@ class FetchClient:
             reply.raise_error()
             return reply
         raise DistcacheError(
-            f"{self.directory}: the fetcher died {ATTEMPTS} times; see {self.directory / LOG}"
+            f"{self.directory}: the fetcher died {FETCHER_ATTEMPTS} times; see "
+            f"{self.directory / LOG}"
         )
 
     def _take(self) -> socket.socket:
@@ -219,7 +220,7 @@ class FetchClient:
             with self._starting() as mine:
                 if mine:
                     self._start()
-            time.sleep(POLL)
+            time.sleep(ANSWER_POLL)
 
     @contextlib.contextmanager
     def _starting(self) -> Iterator[bool]:
@@ -254,7 +255,7 @@ class FetchClient:
             with contextlib.suppress(*GONE):
                 connect_to(self.directory, _patience()).close()
                 break
-            time.sleep(POLL)
+            time.sleep(ANSWER_POLL)
         threading.Thread(target=started.wait, daemon=True).start()  # it leaves no zombie
 
 

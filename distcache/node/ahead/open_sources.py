@@ -29,7 +29,7 @@ OPEN_FILES: Final = 512
 
 
 class OpenSources:
-    """The sources that are open: objects need nothing, files stay open, shards are read whole."""
+    """Opens sources. Files stay open; objects and shards hold no descriptor."""
 
     def __init__(self) -> None:
         self._files: dict[Source, tuple[int, FilePlace]] = {}

@@ -1,4 +1,4 @@
-"""What clients and the fetcher say to each other: msgpack over a Unix socket, and descriptors.
+"""Messages between clients and the fetcher: msgpack over a Unix socket, and descriptors.
 
 Each message is its length in four bytes, then a struct. A `ReadRequest` comes with a descriptor for
 each of its objects, into which the fetcher writes the ranges at their own offsets, so that a sparse
@@ -23,7 +23,7 @@ from distcache.storage.files import FileVersion, closing_fd, open_directory
 from distcache.storage.space import space_at
 
 LENGTH: Final = struct.Struct("<I")
-LONGEST: Final = 1 << 28  # bytes of a message
+MAX_MESSAGE_BYTES: Final = 1 << 28  # bytes of a message
 MOST_DESCRIPTORS: Final = 250  # of a message; the kernel allows 253
 SOCKET: Final = "socket"
 MOST_AHEAD: Final = 4 << 30  # bytes, unless a budget is given
@@ -233,7 +233,7 @@ def receive(connection: socket.socket, kind: Any) -> tuple[Any, list[int]]:
     try:
         head += _exactly(connection, LENGTH.size - len(head))
         length = LENGTH.unpack(head)[0]
-        if length > LONGEST:
+        if length > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {length} bytes")
         return msgspec.msgpack.decode(_exactly(connection, length), type=kind), descriptors
     except BaseException:
