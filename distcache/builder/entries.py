@@ -208,12 +208,6 @@ class Entries:
         if first < last:
             self._memory.release(first, last)
 
-    def tokens(self, begin: int, end: int, step: int) -> int:
-        """Return the tokens of positions [begin, end), read in steps."""
-        return sum(
-            tokens_of(self.read(first, min(first + step, end))) for first in range(begin, end, step)
-        )
-
 
 def read_across(parts: Sequence[Entries], begin: int, end: int) -> NDArray[np.int64]:
     """Return the entries of positions [begin, end), which may be in several parts."""

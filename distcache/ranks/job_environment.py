@@ -13,7 +13,6 @@ ALONE: Final = "DISTCACHE_ALONE"
 # Set by Open MPI's mpirun, by MPICH's mpiexec and srun --mpi=pmi2, and by srun; the closest first.
 # Not SLURM_NTASKS, which an allocation has too, where no step has been started.
 WORLD_VARIABLES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-NODE_VARIABLES: Final = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 # Directories of a job on its node, which are shared with other users.
 SCRATCH: Final = ("SLURM_TMPDIR", "TMPDIR")
 
@@ -35,14 +34,6 @@ def world_size(environment: Mapping[str, str]) -> tuple[str, int]:
         if value.isdecimal():
             return name, int(value)
     return "", 1
-
-
-def node_count(environment: Mapping[str, str]) -> int:
-    """Return how many nodes Slurm has started this step on, or 1."""
-    for variable in NODE_VARIABLES:
-        if (value := environment.get(variable, "")).isdecimal():
-            return max(int(value), 1)
-    return 1
 
 
 def is_first_task(environment: Mapping[str, str]) -> bool:

@@ -187,11 +187,6 @@ def is_plain_file(path: str | Path) -> bool:
         return False
 
 
-def is_plain_file_of(path: str | Path, size: int) -> bool:
-    """Return whether a path is a regular file of a size, and no link."""
-    return is_plain_file(path) and os.lstat(path).st_size == size
-
-
 def sync_directory(path: str | Path) -> None:
     """Sync a directory, so that a name in it survives a crash."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -54,24 +54,6 @@ def parse_tokens(text: str) -> int:
     return count
 
 
-def parse_share(text: str) -> float:
-    """Read a share, as in ``25%`` or ``0.25``.
-
-    Raises
-    ------
-    ConfigError
-        If it is none, or not from 1 % to 100 %.
-    """
-    bare = text.strip()
-    try:
-        share = float(bare.removesuffix("%")) / (100 if bare.endswith("%") else 1)
-    except ValueError:
-        share = 0.0
-    if not 0.01 <= share <= 1:
-        raise ConfigError(f"{text!r} is not a share from 1% to 100%")
-    return share
-
-
 def size_text(nbytes: int) -> str:
     """Return a number of bytes for people, in powers of 1024."""
     size = float(nbytes)

@@ -15,7 +15,7 @@ from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store, local_directory
 from distcache.node.upkeep import verify_store
-from distcache.ranks.job_environment import NODE_NAME, node_count
+from distcache.ranks.job_environment import NODE_NAME
 from tests.node.agents import flip, only, run
 from tests.support.caches import build_here
 from tests.support.threads import ThreadCommunicator, run_ranks
@@ -123,17 +123,3 @@ def test_where_a_store_is(tmp_path: Path) -> None:
     assert local_directory(None, {}) is None
     with pytest.raises(ConfigError, match="--store is empty"):
         local_directory("", environment)
-
-
-@pytest.mark.parametrize(
-    ("environment", "count"),
-    [
-        ({}, 1),
-        ({"SLURM_NNODES": "3"}, 3),
-        ({"SLURM_NNODES": "3", "SLURM_STEP_NUM_NODES": "2"}, 2),
-        ({"SLURM_NNODES": "many"}, 1),
-    ],
-)
-def test_how_many_nodes_a_step_has(environment: dict[str, str], count: int) -> None:
-    """The step's own number, else the job's."""
-    assert node_count(environment) == count
