@@ -7,30 +7,26 @@ import difflib
 import os
 import re
 import shlex
-import warnings
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
 
 import msgspec
 
-from distcache.errors import ConfigError, NotReady, OptionWarning
+from distcache.errors import ConfigError, NotReady
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, one_release
 from distcache.megatron.training_options import Arithmetic, Training
 from distcache.plan.config import BlendArithmetic
 from distcache.storage.files import read_file
 
-# Every option of Megatron-Core 0.17.1, 0.18.2 and 0.19.2, by how many values argparse gives it:
-# `scripts/megatron_options` has asked them; with those of 0.16.1 and of ModelOpt, read from their
-# sources (`megatron/training/arguments.py`, `megatron/post_training/arguments.py`).
-KNOWN: Final = Path(__file__).with_name("known_options.json")
 MAX_COMMAND_BYTES: Final = 1 << 24  # bytes of a file with a command
 LISTS: Final[dict[str, dict[str, Any]]] = {
     "--rampup-batch-size": {"nargs": 3, "type": int},
     "--tokenizer-special-tokens": {"nargs": "+"},
 }
-# Data that has no index.
+# Options of data that has no index.
 WITHOUT_INDEX: Final = ("mock_data", "sft")
+# An option of Megatron that is no misspelt one of those that are read.
+LOOKS_MISSPELT: Final = "--decoder-seq-length"
 # Scripts that train from other datasets than GPTDataset, whose indices they would never look for.
 OTHER_SCRIPTS: Final = re.compile(
     r"(?:pretrain|train|finetune)_(?:bert|t5|ict|biencoder|realm|retro|vision|vlm|llava|mimo)\w*\.py"
@@ -70,6 +66,9 @@ def _data_parser() -> _Parser:
     parser.add_argument("--mid-level-dataset-surplus", type=float, default=0.005)
     parser.add_argument("--multiple-validation-sets", action="store_true")
     parser.add_argument("--fim-data", action="store_true")
+    for name in WITHOUT_INDEX:
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true")
+    parser.add_argument("--yaml-cfg")
     _add_fields(parser, Training)
     _add_fields(parser, MegatronTokenizer)
     parser.add_argument("--tiktoken-special-tokens", nargs="+", dest="tokenizer_special_tokens")
@@ -82,7 +81,6 @@ def _own_parser() -> _Parser:
     parser.add_argument("--mixed-tokenizers", action="store_true")
     parser.add_argument("--tokenizer-description", help="a description.txt that Megatron wrote")
     parser.add_argument("--megatron", type=_release)
-    parser.add_argument("--strict", action="store_true")
     parser.add_argument("--arithmetic", choices=get_args(Arithmetic), default="megatron")
     parser.add_argument("--blend-arithmetic", choices=get_args(BlendArithmetic), default="separate")
     parser.add_argument("--data-parallel-size", type=int)
@@ -121,20 +119,6 @@ DATA_KEYS: Final = {action.dest for action in _data_parser()._actions}
 ON_BY_DEFAULT: Final = {action.dest for action in _data_parser()._actions if action.const is False}
 
 
-def _whole_parser() -> _Parser:
-    """Return a parser of these options that knows and drops all others of Megatron."""
-    parser = _data_parser()
-    known = msgspec.json.decode(read_file(KNOWN, MAX_COMMAND_BYTES), type=dict[str, list[str]])
-    for count, names in known.items():
-        how: dict[str, Any] = {"nargs": int(count) if count.isdigit() else count}
-        if count in "01":
-            how = {"action": "store_true" if count == "0" else "store"}
-        for name in names:
-            if f"--{name}" not in parser._option_string_actions:
-                parser.add_argument(f"--{name}", default=argparse.SUPPRESS, **how)
-    return parser
-
-
 def is_command(words: Sequence[str]) -> bool:
     """Return whether these are options or a whole command, and no configuration's file."""
     return words[0].startswith(("-", "@")) or any(word.endswith(".py") for word in words)
@@ -155,9 +139,7 @@ def require_command(words: Sequence[str]) -> None:
         )
 
 
-def parse(
-    words: Sequence[str], known: Collection[str] = (), near: Collection[str] = ()
-) -> argparse.Namespace:
+def parse(words: Sequence[str], near: Collection[str] = ()) -> argparse.Namespace:
     """Parse a training command.
 
     Parameters
@@ -165,42 +147,29 @@ def parse(
     words : sequence of str
         Options; or a whole command, of which all before the script is dropped, but for options
         that Megatron does not have; or ``@FILE`` with such a command.
-    known : collection of str
-        Further options that are passed over without a word: those of this environment's Megatron.
     near : collection of str
         Further options of which a misspelt one is an error: those of the command that asks.
 
     Returns
     -------
     argparse.Namespace
-        Every option that is read, by Megatron's names.
-
-    Warns
-    -----
-    OptionWarning
-        Naming the options that no release has: they are passed over, with their values.
+        Every option that is read, by Megatron's names; all others are passed over, with the words
+        after them.
 
     Raises
     ------
     ConfigError
-        If a word belongs to no option, an unknown option is like one that is read, or there is one
-        at all with ``--strict``; if an option asks for data without an index, or the script trains
-        from other datasets.
+        If a word belongs to no option, or an unknown option is like one that is read; if an option
+        asks for data without an index, or the script trains from other datasets.
     NotReady
         If there is no such file.
     """
     before, after = _around_script(words)
-    parser = _whole_parser()
+    parser = _data_parser()
     own = _own_parser().parse_known_args(before)[0]
-    after, passed_over = _without_unknown(after, parser, known, near)
-    options, unknown = parser.parse_known_args(after)
+    options, unknown = parser.parse_known_args(_without_others(after, parser, near))
     if unknown:
         raise ConfigError(f"unknown option or word: {' '.join(unknown)}")
-    if passed_over:
-        text = f"not known to any release of Megatron: {' '.join(passed_over)}"
-        if own.strict or options.strict:
-            raise ConfigError(f"{text}; leave out --strict to pass over them")
-        warnings.warn(f"{text}; passed over with their values", OptionWarning, stacklevel=2)
     options.seq_length = options.seq_length or options.encoder_seq_length
     if options.seq_length is None:
         raise ConfigError("Megatron options: --seq-length: missing")
@@ -219,42 +188,32 @@ def _require_gpt_data(options: argparse.Namespace) -> None:
     ConfigError
         Naming the option.
     """
-    if "yaml_cfg" in options:
+    if options.yaml_cfg is not None:
         raise ConfigError("--yaml-cfg: is not read; give its options of data on the command line")
     for name in WITHOUT_INDEX:
-        if name in options:
+        if getattr(options, name):
             raise ConfigError(f"--{name.replace('_', '-')}: such data has no index to build")
     if options.dataloader_type == "external":
         raise ConfigError("--dataloader-type external: the script brings its own data: no index")
 
 
-def _without_unknown(
-    words: Sequence[str],
-    parser: argparse.ArgumentParser,
-    known: Collection[str],
-    near: Collection[str],
-) -> tuple[list[str], list[str]]:
-    """Return the words without options that are not known and their values, and their names."""
+def _without_others(
+    words: Sequence[str], parser: argparse.ArgumentParser, near: Collection[str]
+) -> list[str]:
+    """Return the words without options that are not read, and the words after them."""
     left: list[str] = []
-    passed_over: list[str] = []
     dropping = False
-    read = [name for name in _data_parser()._option_string_actions if name.startswith("--")]
+    read = [name for name in parser._option_string_actions if name.startswith("--")]
     for word in words:
         name = word.partition("=")[0]
-        if OPTION.match(word) is None:
-            if not dropping:
-                left.append(word)
-        elif name in parser._option_string_actions:
-            dropping = False
-            left.append(word)
-        else:
-            dropping = True
-            if name in known:
-                continue
-            if (meant := _misspelt(name, (*read, *near))) is not None:
+        if OPTION.match(word) is not None:
+            dropping = name not in parser._option_string_actions
+            meant = _misspelt(name, (*read, *near)) if dropping else None
+            if meant is not None and name != LOOKS_MISSPELT:
                 raise ConfigError(f"unknown option or word: {word}; did you mean {meant}?")
-            passed_over.append(name)
-    return left, list(dict.fromkeys(passed_over))
+        if not dropping:
+            left.append(word)
+    return left
 
 
 def _misspelt(name: str, known: Iterable[str]) -> str | None:
@@ -295,14 +254,15 @@ def _around_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _script_of(words: Sequence[str]) -> int:
     """Return which word of a command is the script that trains.
 
-    It is the last that ends like one before Megatron's first option: launchers may be such scripts.
+    It is the last that ends like one before the first option that is read: launchers may be such
+    scripts.
 
     Raises
     ------
     ConfigError
         If there is none, or it does not train GPT.
     """
-    known = _whole_parser()._option_string_actions.keys() - _own_parser()._option_string_actions
+    known = _data_parser()._option_string_actions.keys() - _own_parser()._option_string_actions
     first = next(
         (place for place, word in enumerate(words) if word.partition("=")[0] in known), len(words)
     )
@@ -310,9 +270,11 @@ def _script_of(words: Sequence[str]) -> int:
     if not scripts:
         raise ConfigError(_no_script(words))
     found = max((place for place in scripts if place < first), default=scripts[0])
-    if OTHER_SCRIPTS.fullmatch(os.path.basename(words[found])) is not None:
+    names = (words[place] for place in scripts if place <= found)
+    other = next((n for n in names if OTHER_SCRIPTS.fullmatch(os.path.basename(n))), None)
+    if other is not None:
         raise ConfigError(
-            f"{words[found]}: trains from other datasets than GPTDataset, whose indices these are; "
+            f"{other}: trains from other datasets than GPTDataset, whose indices these are; "
             "a cache would never be read"
         )
     return found

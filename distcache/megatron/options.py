@@ -62,7 +62,6 @@ def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
 def config_from_options(
     words: Sequence[str],
     release: Release | None = None,
-    known: Collection[str] = (),
     near: Collection[str] = (),
 ) -> Config:
     """Make a configuration from a training command.
@@ -74,8 +73,8 @@ def config_from_options(
         `distcache.megatron.command_line.parse` takes them.
     release : str or None
         Release of Megatron-Core; by default the one that the options name.
-    known, near : collection of str
-        Arguments of `distcache.megatron.command_line.parse`.
+    near : collection of str
+        Argument of `distcache.megatron.command_line.parse`.
 
     Returns
     -------
@@ -89,7 +88,7 @@ def config_from_options(
     NotReady
         If a file of options does not exist.
     """
-    options = parse(words, known, near)
+    options = parse(words, near)
     options.megatron = release or options.megatron
     common = _common_entries(options)
     per_split = _per_split_entries(options)

@@ -93,7 +93,7 @@ def test_what_a_shell_makes_of_a_file(text: str, tmp_path: Path) -> None:
         ("x.py --data-path $DATA", "write the value of \\$DATA"),
         ("x.py --data-path ${DATA}/web", "write the value of"),
         ("x.py --data-path 'a", "No closing quotation"),
-        (f"x.py {COMMAND} --bf16 echo", "unknown option or word: echo"),
+        (f"x.py {COMMAND} --seed 1 echo", "unknown option or word: echo"),
         (f"x.py {COMMAND} --mock-data", "--mock-data: such data has no index"),
         (f"x.py {COMMAND} --sft", "--sft: such data has no index"),
         (f"x.py {COMMAND} --yaml-cfg x.yaml", "--yaml-cfg: is not read"),

@@ -72,10 +72,9 @@ def examine_training(
         return [Finding("problem", "Megatron", text)], []
     release = _nearest_release(version)
     findings.append(_about_release(version, release))
-    known = _known_options()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OptionWarning)
-        config = complete(config_from_options(words, release, known))
+        config = complete(config_from_options(words, release))
     findings += [Finding("warning", "command", str(entry.message)) for entry in caught]
     try:
         with quiet():
@@ -88,15 +87,6 @@ def examine_training(
     findings += judge(expected, directory)
     findings += _judge_packed(expected, words, directory)
     return findings, [file for entry in expected for file in entry.files]
-
-
-def _known_options() -> list[str]:
-    """Return the options that this environment's training has; none if it is not here."""
-    try:
-        with quiet():
-            return list(_parser()._option_string_actions)
-    except Exception:  # noqa: BLE001  what is wrong with it is found when it is asked
-        return []
 
 
 def _parser() -> argparse.ArgumentParser:
