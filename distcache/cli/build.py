@@ -26,7 +26,7 @@ from distcache.cli.common import (
     option_names,
 )
 from distcache.cli.options import with_options
-from distcache.cli.show import make_progress, print_json, print_result, print_table
+from distcache.cli.show import make_progress, print_json, print_records, print_result
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
 from distcache.megatron.command_line import is_command
@@ -209,50 +209,38 @@ def _show_plan(document: dict[str, Any], *, verbose: bool) -> None:
 
 
 def _show_sections(title: str, sections: list[dict[str, Any]]) -> None:
-    print_table(
+    print_records(
         title,
-        ["corpus", "splits", "sequences", "tokens", "epochs", "samples", "size"],
         [
-            [
-                section["corpus"],
-                ",".join(section["splits"]),
-                section["sequences"][1] - section["sequences"][0],
-                section["tokens"],
-                section["epochs"],
-                section["samples"],
-                size_text(section["bytes"]),
-            ]
+            {
+                "corpus": section["corpus"],
+                "splits": ",".join(section["splits"]),
+                "sequences": section["sequences"][1] - section["sequences"][0],
+                "tokens": section["tokens"],
+                "epochs": section["epochs"],
+                "samples": section["samples"],
+                "size": size_text(section["bytes"]),
+            }
             for section in sections
         ],
     )
 
 
 def _show_packing(sections: list[dict[str, Any]]) -> None:
-    print_table(
+    print_records(
         "Rows of a pass",
         [
-            "corpus",
-            "splits",
-            "rows",
-            "fill",
-            "padding",
-            "documents a row",
-            "cut",
-            "left out",
-            "empty",
-        ],
-        [
-            [
-                section["corpus"],
-                ",".join(section["splits"]),
-                facts.rows,
-                f"{100 * facts.fill:.2f} %",
-                facts.padding,
-                f"{facts.documents_per_row:.1f}",
-                facts.cut,
-                facts.left_out,
-                facts.empty,
-            ]
+            {
+                "corpus": section["corpus"],
+                "splits": ",".join(section["splits"]),
+                "rows": facts.rows,
+                "fill": f"{100 * facts.fill:.2f} %",
+                "padding": facts.padding,
+                "documents a row": f"{facts.documents_per_row:.1f}",
+                "cut": facts.cut,
+                "left out": facts.left_out,
+                "empty": facts.empty,
+            }
             for section in sections
             for facts in [section["packing"]]
         ],
@@ -260,35 +248,33 @@ def _show_packing(sections: list[dict[str, Any]]) -> None:
 
 
 def _show_blends(blends: list[dict[str, Any]]) -> None:
-    print_table(
+    print_records(
         f"Blends ({len(blends)})",
-        ["split", "corpora", "samples", "kind"],
         [
-            [
-                blend["split"],
-                len(blend["corpora"]),
-                blend["size"],
-                "exhaustive" if blend["exhaustive"] else "weighted",
-            ]
+            {
+                "split": blend["split"],
+                "corpora": len(blend["corpora"]),
+                "samples": blend["size"],
+                "kind": "exhaustive" if blend["exhaustive"] else "weighted",
+            }
             for blend in blends
         ],
     )
 
 
 def _show_phases(phases: list[PhaseFacts]) -> None:
-    print_table(
+    print_records(
         "Phases",
-        ["phase", "from sample", "samples", "corpus", "share", "samples so far", "epochs so far"],
         [
-            [
-                number,
-                phase.begin,
-                phase.samples,
-                own.corpus,
-                f"{100 * own.share:.2f} %",
-                own.samples,
-                f"{own.epochs:.2f}",
-            ]
+            {
+                "phase": number,
+                "from sample": phase.begin,
+                "samples": phase.samples,
+                "corpus": own.corpus,
+                "share": f"{100 * own.share:.2f} %",
+                "samples so far": own.samples,
+                "epochs so far": f"{own.epochs:.2f}",
+            }
             for number, phase in enumerate(phases)
             for own in phase.corpora
         ],
@@ -317,17 +303,16 @@ def _show_buckets(needs: BucketNeeds) -> None:
         f"training reads {needs.passes:.2f} times; a sample takes {needs.requests_per_sample:.1f} "
         f"requests and {size_text(round(needs.bytes_per_sample))}"
     )
-    print_table(
+    print_records(
         "Training from a bucket, all nodes",
-        ["way", "requests", "bytes", "disk of a node", "fits"],
         [
-            [
-                way.way,
-                f"{way.requests:,}",
-                size_text(way.nbytes),
-                size_text(way.node_disk),
-                "yes" if way.fits else "no",
-            ]
+            {
+                "way": way.way,
+                "requests": f"{way.requests:,}",
+                "bytes": size_text(way.nbytes),
+                "disk of a node": size_text(way.node_disk),
+                "fits": "yes" if way.fits else "no",
+            }
             for way in needs.ways
         ],
     )

@@ -27,7 +27,7 @@ from distcache.cli.common import (
     PrefixOption,
     TokenizerOption,
 )
-from distcache.cli.show import print_json, print_table
+from distcache.cli.show import print_json, print_records
 from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import find_receipt
@@ -73,29 +73,32 @@ def inspect_command(
     if as_json:
         print_json(document)
         return
-    print_table(
+    print_records(
         f"{document['path']}, key {document['key']}",
-        ["corpus", "split", "sequences", "epochs", "samples", "blend", "weight"],
         [
-            [
-                member["corpus"],
-                member["split"],
-                section["end"] - section["begin"],
-                section["epochs"],
-                section["samples"],
-                member["blend"],
-                member["weight"],
-            ]
+            {
+                "corpus": member["corpus"],
+                "split": member["split"],
+                "sequences": section["end"] - section["begin"],
+                "epochs": section["epochs"],
+                "samples": section["samples"],
+                "blend": member["blend"],
+                "weight": member["weight"],
+            }
             for member in document["members"]
             for section in [document["sections"][member["section"]]]
         ],
     )
     if document["blends"]:
-        print_table(
+        print_records(
             "Blends",
-            ["blend", "split", "samples", "exhaustive"],
             [
-                [index, blend["split"], blend["size"], blend["exhaustive"]]
+                {
+                    "blend": index,
+                    "split": blend["split"],
+                    "samples": blend["size"],
+                    "exhaustive": blend["exhaustive"],
+                }
                 for index, blend in enumerate(document["blends"])
             ],
         )
@@ -220,7 +223,7 @@ def explain_command(
     else:
         rows = [_explained(entry) for entry in fields if every or not entry["equal"]]
         if rows:
-            print_table("", ["field", "", "configuration", "cache"], rows)
+            print_records("", rows)
         for line in names_only:
             typer.echo(f"names only: {line}")
     if not same:
@@ -255,12 +258,14 @@ def _configuration_and_cache(words: list[str]) -> tuple[Config, str]:
     return load_config(path_only(words[0])), words[1]
 
 
-def _explained(entry: dict[str, Any]) -> list[str]:
+def _explained(entry: dict[str, Any]) -> dict[str, str]:
     """Return a row of `explain`: of what differs, the first place at which it does."""
     if entry["equal"]:
-        return [entry["field"], "same", _short(entry["configuration"]), ""]
-    place, wanted, found = _first_difference(entry["configuration"], entry["cache"])
-    return [f"{entry['field']}{place}", "differs", _short(wanted), _short(found)]
+        cells = (entry["field"], "same", _short(entry["configuration"]), "")
+    else:
+        place, wanted, found = _first_difference(entry["configuration"], entry["cache"])
+        cells = (f"{entry['field']}{place}", "differs", _short(wanted), _short(found))
+    return dict(zip(("field", "is", "configuration", "cache"), cells, strict=True))
 
 
 def _first_difference(wanted: Any, found: Any) -> tuple[str, Any, Any]:

@@ -15,7 +15,7 @@ from distcache.cli.common import (
     WorkOption,
     interrupt_on_signals,
 )
-from distcache.cli.show import LogFormat, make_progress, print_json, print_result, print_table
+from distcache.cli.show import LogFormat, make_progress, print_json, print_records, print_result
 from distcache.corpus import CorpusFacts, Fault
 from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.fetched import fetched_indices
@@ -289,24 +289,23 @@ def _audit(
 
 def _show_findings(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> None:
     if facts:
-        print_table(
+        print_records(
             "Sound corpora",
-            ["corpus", "sequences", "documents", "tokens", "empty", "offsets", "idx digest"],
             [
-                [
-                    found.prefix,
-                    found.sequences,
-                    found.documents,
-                    found.tokens,
-                    found.empty_sequences,
-                    "view" if found.view else "running sum",
-                    found.idx_digest,
-                ]
+                {
+                    "corpus": found.prefix,
+                    "sequences": found.sequences,
+                    "documents": found.documents,
+                    "tokens": found.tokens,
+                    "empty": found.empty_sequences,
+                    "offsets": "view" if found.view else "running sum",
+                    "idx digest": found.idx_digest,
+                }
                 for found in facts
             ],
         )
     if faults:
-        print_table("Faults", ["file", "what is wrong"], [[f.path, f.message] for f in faults])
+        print_records("Faults", [{"file": f.path, "what is wrong": f.message} for f in faults])
 
 
 def show_command(

@@ -24,7 +24,7 @@ from distcache.cli.common import (
     interrupt_on_signals,
 )
 from distcache.cli.options import with_options
-from distcache.cli.show import make_progress, print_json, print_table
+from distcache.cli.show import make_progress, print_json, print_records
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.megatron.export import settings_text
 from distcache.node.ahead.client import fetcher_status
@@ -148,17 +148,16 @@ def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
 
 
 def _show_nodes(nodes: Sequence[NodeReport]) -> None:
-    print_table(
+    print_records(
         "",
-        ["node", "read", "right already", "in memory", "copy"],
         [
-            [
-                node.node,
-                size_text(node.read),
-                size_text(node.kept),
-                size_text(node.memory),
-                node.cache or "none",
-            ]
+            {
+                "node": node.node,
+                "read": size_text(node.read),
+                "right already": size_text(node.kept),
+                "in memory": size_text(node.memory),
+                "copy": node.cache or "none",
+            }
             for node in nodes
         ],
     )
@@ -180,17 +179,16 @@ def list_command(directory: StoreOption = None, as_json: JsonOption = False) -> 
     if as_json:
         print_json(held)
         return
-    print_table(
+    print_records(
         "",
-        ["cache", "made of", "size", "last use", "in use"],
         [
-            [
-                entry.record.name,
-                entry.record.source,
-                size_text(entry.nbytes),
-                datetime.fromtimestamp(entry.last_use, UTC).isoformat(" ", "seconds"),
-                "yes" if entry.used else "",
-            ]
+            {
+                "cache": entry.record.name,
+                "made of": entry.record.source,
+                "size": size_text(entry.nbytes),
+                "last use": datetime.fromtimestamp(entry.last_use, UTC).isoformat(" ", "seconds"),
+                "in use": "yes" if entry.used else "",
+            }
             for entry in held
         ],
     )

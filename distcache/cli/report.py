@@ -12,7 +12,7 @@ import typer
 from distcache.cache.corpus_places import moves_from
 from distcache.cli.cache import CacheArgument
 from distcache.cli.common import JsonOption, LogOption, PrefixOption, ThreadsOption
-from distcache.cli.show import make_progress, print_json, print_table
+from distcache.cli.show import make_progress, print_json, print_records
 from distcache.errors import ConfigError
 from distcache.ledger.report import make_report
 from distcache.ledger.report_document import Report
@@ -96,19 +96,18 @@ def _window(text: str | None, batch: int | None) -> int | None:
 
 
 def _show(report: Report, out: str | None) -> None:
-    print_table(
+    print_records(
         f"{report.cache}: {report.split}, {report.samples:,} samples of "
         f"{report.sequence_length:,} tokens",
-        ["corpus", "weight", "share", "tokens", "epochs", "never seen"],
         [
-            [
-                one.corpus,
-                "" if one.weight is None else f"{one.weight:.3%}",
-                f"{one.share:.3%}",
-                one.tokens,
-                f"{one.epochs:,.3f}",
-                f"{one.tokens_never / max(one.tokens, 1):.2%}",
-            ]
+            {
+                "corpus": one.corpus,
+                "weight": "" if one.weight is None else f"{one.weight:.3%}",
+                "share": f"{one.share:.3%}",
+                "tokens": one.tokens,
+                "epochs": f"{one.epochs:,.3f}",
+                "never seen": f"{one.tokens_never / max(one.tokens, 1):.2%}",
+            }
             for one in report.corpora
         ],
     )

@@ -18,7 +18,7 @@ from distcache.cli.common import (
     ThreadsOption,
     option_names,
 )
-from distcache.cli.show import make_progress, print_json, print_table
+from distcache.cli.show import make_progress, print_json, print_records
 from distcache.errors import ConfigError
 from distcache.ledger.rest import Rest, RestOptions, Trained, write_rest
 from distcache.ledger.steps import Sampling
@@ -103,19 +103,18 @@ def rest_command(
 
 def _show(rest: Rest, out: str, total: int, batch: int | None) -> None:
     """Show what is left, and the options of both of Megatron's jobs."""
-    print_table(
+    print_records(
         f"What is left, in {out}",
-        ["corpus", "passes", "tokens seen", "tokens left", "sequences", "fragments", "dropped"],
         [
-            [
-                one.corpus,
-                one.passes,
-                one.trained_tokens,
-                one.left_tokens,
-                one.sequences,
-                one.fragments,
-                one.dropped_tokens,
-            ]
+            {
+                "corpus": one.corpus,
+                "passes": one.passes,
+                "tokens seen": one.trained_tokens,
+                "tokens left": one.left_tokens,
+                "sequences": one.sequences,
+                "fragments": one.fragments,
+                "dropped": one.dropped_tokens,
+            }
             for one in rest.corpora
         ],
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +16,6 @@ from distcache.ranks.progress import NullProgress, Progress
 
 PLAIN_INTERVAL = 10.0
 UNLIMITED = 100_000  # characters of a line, of what is not a terminal
-LEAST_CELL = 12  # characters
 # A log that is full or gone must not end a build.
 LOG_MAY_FAIL = contextlib.suppress(OSError, ValueError)
 LogFormat = Literal["auto", "bar", "plain", "json", "none"]
@@ -37,11 +35,10 @@ def print_result(rank: int, result: msgspec.Struct, lines: Sequence[str], *, as_
         print(*lines, sep="\n")  # noqa: T201
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Write a table to standard output, on a terminal no wider than it is.
+def print_records(title: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write a table of rows that have the same names to standard output.
 
-    Where it would be wider, the directory that all paths of a column are in is named once, and long
-    cells lose their middle.
+    On a terminal it is no wider than that: cells that are too long go on in the next line.
     """
     from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
@@ -51,88 +48,19 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     if sys.stdout is None:
         return
     console = Console(width=None if sys.stdout.isatty() else UNLIMITED)
-    cells = [[_cell(row[place]) for row in rows] for place in range(len(columns))]
-    whole = list(cells)
-    notes = _fit(columns, cells, console.width)
-    if _excess(columns, cells, console.width) > 0:
-        _print_records(title, columns, whole)
-        return
     table = Table(box=box.SIMPLE_HEAD, safe_box=True)
-    for place, column in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in zip(*cells, strict=True):
-        table.add_row(*map(Text, row))
+    for name in rows[0] if rows else ():
+        numeric = all(isinstance(row[name], int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
     with console.capture() as captured:
-        for line in filter(None, [title, *notes]):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-        console.print(table)
+        if title:
+            console.print(title, markup=False, highlight=False, soft_wrap=True)
+        if rows:
+            console.print(table)
     for line in captured.get().splitlines():
         print(line.rstrip())  # noqa: T201
-
-
-def _print_records(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Write a line for each cell, where no table fits."""
-    lines = [title] if title else []
-    for row in zip(*cells, strict=True):
-        lines += ["", *(f"{name}: {cell}" for name, cell in zip(columns, row, strict=True) if cell)]
-    print(*lines, sep="\n")  # noqa: T201
-
-
-def _fit(columns: Sequence[str], cells: list[list[str]], width: int) -> list[str]:
-    """Shorten cells until a table is no wider; return what the reader has to know of it."""
-    notes: list[str] = []
-    if _excess(columns, cells, width) > 0:
-        for place, column in enumerate(cells):
-            common = _common_directory(column)
-            if common:
-                notes.append(f"{columns[place]}: in {common}")
-                cells[place] = [cell.removeprefix(common) for cell in column]
-    while (excess := _excess(columns, cells, width)) > 0:
-        widths = [max(map(_width, column), default=0) for column in cells]
-        place = widths.index(max(widths))
-        room = max(widths[place] - excess, _width(columns[place]), LEAST_CELL)
-        if room >= widths[place]:
-            break  # numbers and headings alone are too wide
-        cells[place] = [_shorten(cell, room) for cell in cells[place]]
-    return notes
-
-
-def _excess(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> int:
-    """Return how much wider than so many characters a table is."""
-    pairs = zip(columns, cells, strict=True)
-    widths = (max(map(_width, [*column, name])) for name, column in pairs)
-    return sum(widths) + 3 * len(columns) + 2 - width
-
-
-def _common_directory(cells: Sequence[str]) -> str:
-    """Return the directory that all cells are in, with its slash; empty if there is none."""
-    if len(cells) < 2 or not all("/" in cell and " " not in cell for cell in cells):
-        return ""
-    try:
-        common = os.path.commonpath([os.path.dirname(cell) for cell in cells])  # noqa: PTH120
-    except ValueError:  # absolute and relative paths
-        return ""
-    directory = common.rstrip("/") + "/"
-    return directory if common and all(cell.startswith(directory) for cell in cells) else ""
-
-
-def _shorten(text: str, width: int) -> str:
-    """Return a text of at most so many columns; what it loses is in its middle."""
-    from rich.cells import set_cell_size  # noqa: PLC0415
-
-    if _width(text) <= width:
-        return text
-    head = (width - 1) // 2
-    begin, end = set_cell_size(text, head), set_cell_size(text[::-1], width - 1 - head)[::-1]
-    return f"{begin}~{end}"
-
-
-def _width(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
-    from rich.cells import cell_len as columns_of  # noqa: PLC0415
-
-    return columns_of(text)
 
 
 def _cell(value: object) -> str:

@@ -19,7 +19,7 @@ from distcache.cache.corpus_places import moves_from
 from distcache.cache.split_members import dataset_count
 from distcache.cli.cache import CacheArgument
 from distcache.cli.common import JsonOption, LogOption, PrefixOption, option_names
-from distcache.cli.show import LogFormat, make_progress, print_json, print_table
+from distcache.cli.show import LogFormat, make_progress, print_json, print_records
 from distcache.errors import ConfigError
 from distcache.ledger.jobs_of_run import require_steps, runs_of
 from distcache.ledger.sample_text import texts_of
@@ -169,7 +169,7 @@ def trace_command(
         _write(out, traced, wanted, sources=sources, as_json=as_json, log_format=log_format)
     else:
         rows = _rows(traced, sources=sources, text=text, tokenizer=tokenizer)
-        (_print_lines if as_json else _print_table)(rows)
+        (_print_lines if as_json else _print_rows)(rows)
     of_sources = (note for each, _ in traced for note in each.notes)
     for note in dict.fromkeys([*notes, *of_sources]):
         typer.echo(f"note: {note}", err=True)
@@ -286,7 +286,7 @@ def _print_lines(rows: Iterator[dict[str, Any]]) -> None:
         sys.stdout.write(json.dumps(row) + "\n")
 
 
-def _print_table(rows: Iterator[dict[str, Any]]) -> None:
+def _print_rows(rows: Iterator[dict[str, Any]]) -> None:
     """Show the rows of the first samples, without columns of which nothing is known."""
     shown: list[dict[str, Any]] = []
     samples = 0
@@ -299,7 +299,7 @@ def _print_table(rows: Iterator[dict[str, Any]]) -> None:
         shown.append(row)
     cells = [_cells(row) for row in shown]
     names = [name for name in SHOWN if any(row[name] is not None for row in cells)]
-    print_table("", names, [[row[name] for name in names] for row in cells])
+    print_records("", [{name: row[name] for name in names} for row in cells])
     for row in shown:
         if "text" in row:
             typer.echo(f"position {row['position']}, document {row['document']}:")
