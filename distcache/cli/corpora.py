@@ -356,10 +356,9 @@ def show_command(
             f"{counted(len(document.sequences), 'sequence')}"
         )
         if document.source is not None:
-            typer.echo(
-                f"  from {document.source}, row {document.row} of its part from "
-                f"{document.begin:,} to {document.end:,}"
-            )
+            known = {"line": document.line, "row": document.row}
+            places = (f", {name} {number}" for name, number in known.items() if number is not None)
+            typer.echo(f"  from {document.source}{''.join(places)}")
         typer.echo(f"  tokens {' '.join(map(str, shown))}{more}")
         if document.text is not None:
             typer.echo(

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from distcache.corpus.corpus import CorpusFacts, open_copy_source
-from distcache.corpus.idx import ITEM_TYPES, bin_path
-from distcache.corpus.receipt import Receipt, find_receipt
-from distcache.edit.source_readback import by_piece, read_document
+from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path
+from distcache.corpus.source_rows import CorpusSources
+from distcache.edit.source_readback import read_document
 from distcache.errors import ConfigError
 from distcache.ingest.tokenizers.tokenizer import Tokenizer
 
@@ -22,11 +22,9 @@ class ShownDocument(msgspec.Struct, frozen=True):
     sequences: tuple[int, ...]  # tokens of each of its sequences
     tokens: tuple[int, ...]  # token ids
     text: str | None = None  # text of the tokens, if a tokenizer is known
-    source: str | None = None  # file or corpus that it comes from, as its receipt says
-    row: int | None = None  # number of the document in the part of that file from `begin` to `end`
-    # range of that part: bytes, row groups, or documents of a corpus
-    begin: int | None = None
-    end: int | None = None
+    source: str | None = None  # file that it comes from, as receipts say
+    row: int | None = None  # row of that file, from 0
+    line: int | None = None  # line of that file, from 1, if it has lines
 
 
 def document_numbers(numbers: Sequence[str], random: int, seed: int, documents: int) -> list[int]:
@@ -78,7 +76,7 @@ def show_documents(
     source = open_copy_source(facts)
     assert source.idx is not None, "an examined corpus has an index"
     dtype = ITEM_TYPES[facts.type_code]
-    origins = _origins(find_receipt(facts.prefix), numbers)
+    origins = _origins(facts.prefix, source.idx, numbers)
     found = []
     for number in numbers:
         document = read_document(source.idx, bin_path(facts.prefix), dtype, number)
@@ -96,13 +94,15 @@ def show_documents(
 
 
 def _origins(
-    receipt: Receipt | None, numbers: Sequence[int]
-) -> dict[int, tuple[str, int, int, int]]:
-    """Return where documents come from, as far as a receipt says it."""
-    if receipt is None:
+    prefix: str, idx: Idx, numbers: Sequence[int]
+) -> dict[int, tuple[str, int | None, int | None]]:
+    """Return file, row and line of documents, as far as receipts say them."""
+    if not len(idx.lengths):
         return {}
+    found = CorpusSources(prefix, idx).find_documents(np.array(numbers, np.int64))
+    columns = (found.files.tolist(), found.rows.tolist(), found.lines.tolist())
     return {
-        number: (sample.entry.path, row, sample.piece.begin, sample.piece.end)
-        for sample in by_piece(receipt, sorted(set(numbers)))
-        for row, number in sample.documents.items()
+        number: (found.paths[file], None if row < 0 else row, None if line < 0 else line)
+        for number, file, row, line in zip(numbers, *columns, strict=True)
+        if file >= 0
     }

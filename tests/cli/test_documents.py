@@ -28,14 +28,29 @@ def test_a_document_and_its_source(tmp_path: Path) -> None:
     shown = json.loads(start(["show", tmp_path / "a", "3", f"{len(kept) - 1}:", "--json"]).stdout)
     third, last = shown["documents"]
     assert third["text"] == kept[3] + texts.END
-    assert (third["source"], third["row"]) == (str(path), 3)
+    assert (third["source"], third["line"], third["row"]) == (str(path), 4, None)
     assert (last["document"], last["text"]) == (len(kept) - 1, kept[-1] + texts.END)
     assert len(third["tokens"]) == sum(third["sequences"])
     table = start(["show", tmp_path / "a.idx", "3"]).stdout
-    assert f"from {path}, row 3" in table
+    assert f"from {path}, line 4\n" in table
     again = [start(["show", tmp_path / "a", "--random", "4", "--seed", "2"]) for _ in range(2)]
     assert again[0].stdout == again[1].stdout
     assert again[0].stdout.count("tokens in") == 4
+
+
+def test_rows_that_became_no_document_count(tmp_path: Path) -> None:
+    """The line is that of the file; of a view, too, it is that of the file."""
+    texts.train_bpe(tmp_path / "tokenizer.json", texts.documents(60))
+    path = texts.write_jsonl(tmp_path / "x.jsonl", ["", "alpha", "", "beta beta"])
+    words = ["--tokenizer", tmp_path / "tokenizer.json", "-o", tmp_path / "x"]
+    assert start(["ingest", "text", path, *words]).returncode == 0
+    numbers = tmp_path / "numbers"
+    numbers.write_text("1\n")
+    picked = start(["select", tmp_path / "x", "-o", tmp_path / "v", "--row-numbers", numbers])
+    assert picked.returncode == 0, picked.stderr
+    for corpus, lines in (("x", [2, 4]), ("v", [4])):
+        shown = json.loads(start(["show", tmp_path / corpus, ":", "--json"]).stdout)["documents"]
+        assert [(one["source"], one["line"]) for one in shown] == [(str(path), n) for n in lines]
 
 
 def test_a_corpus_without_a_receipt(tmp_path: Path) -> None:
