@@ -5,16 +5,15 @@
 #include <cstddef>
 #include <limits>
 
+#include "distcache/ledger_messages.hpp"
 #include "distcache/require.hpp"
 
 namespace distcache {
 namespace {
 
-constexpr const char* outside_shuffle = "a sample is not in the shuffle index";
-constexpr const char* outside_rows = "a sample is not in the sample index";
-constexpr const char* outside_documents = "a sample index leads outside of the document index";
+using namespace ledger;
+
 constexpr const char* outside_corpus = "a document index leads outside of the corpus";
-constexpr const char* outside_sequence = "a sample index leads outside of a sequence";
 
 // Samples between the steps of a sample: each step prefetches what the next one reads.
 constexpr std::size_t ahead = 16;

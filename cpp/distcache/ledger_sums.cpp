@@ -8,19 +8,19 @@
 #include <vector>
 
 #include "distcache/ledger.hpp"
+#include "distcache/ledger_messages.hpp"
 #include "distcache/require.hpp"
 
 namespace distcache {
 namespace {
 
+using namespace ledger;
+
 constexpr std::int64_t ahead = 16;
 constexpr std::int64_t most_documents = 65535;
 constexpr const char* no_member = "a blend names no member";
 constexpr const char* no_room = "there must be a number for each window and row";
-constexpr const char* outside_rows = "a sample is not in the sample index";
-constexpr const char* outside_documents = "a sample index leads outside of the document index";
 constexpr const char* outside_corpus = "a document index leads outside of the section";
-constexpr const char* outside_sequence = "a sample index leads outside of a sequence";
 
 std::size_t place(std::int64_t i) {
     return static_cast<std::size_t>(i);
@@ -38,7 +38,7 @@ void prefetch(const T* values, std::int64_t i) {
 template <class Index>
 std::vector<std::uint64_t> trained_rows(std::span<const Index> shuffle, std::int64_t samples,
                                         std::int64_t rows) {
-    require(samples >= 0 && samples <= std::ssize(shuffle), "a sample is not in the shuffle index");
+    require(samples >= 0 && samples <= std::ssize(shuffle), outside_shuffle);
     std::vector<std::uint64_t> found(place(rows + 63) / 64);
     for (std::int64_t k = 0; k < samples; ++k) {
         if (k + 2 * ahead < samples) {
@@ -309,8 +309,7 @@ void sum_windows(std::span<const std::int16_t> members, std::span<const std::int
         const std::int64_t row = std::visit(
             [&](const auto& shuffle) {
                 const std::int64_t sample = samples[place(i)];
-                require(sample >= 0 && sample < std::ssize(shuffle),
-                        "a sample is not in the shuffle index");
+                require(sample >= 0 && sample < std::ssize(shuffle), outside_shuffle);
                 return static_cast<std::int64_t>(shuffle[place(sample)]);
             },
             own.section->shuffle_index);
