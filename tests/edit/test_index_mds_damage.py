@@ -87,14 +87,6 @@ def test_faults_of_all_indices_come_together(tmp_path: Path) -> None:
     assert len(caught.value.problems) == 3
 
 
-def test_a_damaged_shard_of_bytes_whose_type_is_not_said(tmp_path: Path) -> None:
-    """A damaged shard of bytes whose type is not said is a damaged shard."""
-    data = write_tokens(tmp_path / "data", "bytes")
-    overwrite(data / "shard.00000.mds", 8, b"\xff\xff\xff\x7f")
-    with pytest.raises(CorpusError, match="its offsets decrease"):
-        index(data, tmp_path / "c")
-
-
 def cut(path: Path) -> None:
     """Truncate a file."""
     path.write_bytes(path.read_bytes()[:-10])

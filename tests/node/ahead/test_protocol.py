@@ -12,7 +12,7 @@ import pytest
 from distcache.errors import CorpusError
 from distcache.node.ahead.protocol import (
     LENGTH,
-    LONGEST,
+    MAX_MESSAGE_BYTES,
     MOST_DESCRIPTORS,
     ReadRequest,
     Reply,
@@ -58,7 +58,7 @@ def test_the_other_end_is_gone(sent: bytes) -> None:
             receive(theirs, Reply)
 
 
-@pytest.mark.parametrize("sent", [LENGTH.pack(LONGEST + 1), LENGTH.pack(2) + b"\xc1\xc1"])
+@pytest.mark.parametrize("sent", [LENGTH.pack(MAX_MESSAGE_BYTES + 1), LENGTH.pack(2) + b"\xc1\xc1"])
 def test_what_is_no_message(sent: bytes) -> None:
     """It is refused, without being waited for or allocated."""
     ours, theirs = socket.socketpair()
