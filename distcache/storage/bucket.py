@@ -138,6 +138,7 @@ class Bucket:
         self._unreadable: ConfigError | None = None
         self._known: dict[str, Any] | None = None  # credentials that were read last
         self._warned_at = float("-inf")
+        self._refusal = ""  # words of the last error that may pass, until an answer comes
         self._pace = Pace(Window())
         self.requests = 0
         self.retries = 0
@@ -348,7 +349,8 @@ class Bucket:
                 raise
             except TimeoutError:
                 late = time.monotonic() - begin
-                raise StorageError(url, f"no answer in {late:.0f} s: none to any request") from None
+                said = self._refusal or "none to any request"
+                raise StorageError(url, f"no answer in {late:.0f} s: {said}") from None
             except Exception as error:  # noqa: BLE001  the client's own, mapped below
                 failed = error
             except BaseException as error:
@@ -357,6 +359,7 @@ class Bucket:
                 raise StorageError(url, "the client failed", errno.EPROTO) from None
             if failed is None:
                 self._pace.succeeded()
+                self._refusal = ""
                 tick()
                 return result
             ours = self._classify(failed, url, begin)
@@ -389,9 +392,10 @@ class Bucket:
             return ours
         if not is_transient(error):
             raise ours from None
+        self._refusal = short_text(error)
         if late > limits().object_store:
             self._pace.away()
-            raise StorageError(url, f"no answer in {late:.0f} s: {short_text(error)}") from None
+            raise StorageError(url, f"no answer in {late:.0f} s: {self._refusal}") from None
         if late > WARN_AFTER and time.monotonic() - self._warned_at > WARN_EVERY:
             self._warned_at = time.monotonic()
             warnings.warn(
