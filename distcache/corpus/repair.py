@@ -77,7 +77,7 @@ def open_damaged(prefix: str) -> Repaired:
             f"{path}: its offsets did not overflow: they are no running sum of its lengths modulo "
             "2**32, so that nothing says where its sequences are"
         )
-    source = CopySource(prefix, idx.type_code, lengths, bounds, None, size)
+    source = CopySource(prefix, idx.type_code, lengths, bounds, idx.modes, size)
     return Repaired(source, int(np.count_nonzero(wrong)))
 
 

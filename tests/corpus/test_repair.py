@@ -15,6 +15,7 @@ from distcache.corpus import open_idx
 from distcache.corpus.examine import examine
 from distcache.corpus.repair import is_repairable, open_damaged
 from distcache.errors import CorpusError, NotReady
+from tests.edit.test_merge import write_multimodal
 from tests.support.corpora import write_lengths
 from tests.support.processes import start
 from tests.support.threads import ThreadCommunicator, run_ranks
@@ -49,6 +50,19 @@ def test_offsets_that_overflowed(tmp_path: Path) -> None:
     sound = start(["convert", tmp_path / "b", "--repair", "-o", tmp_path / "c"])
     assert sound.returncode == 2
     assert "nothing is wrong with it" in sound.stderr
+
+
+def test_modes_stay(tmp_path: Path) -> None:
+    """A repaired multimodal corpus has its modes."""
+    prefix = write_multimodal(tmp_path / "a", LENGTHS)
+    content = bytearray(Path(f"{prefix}.idx").read_bytes())
+    begin = 34 + 4 * len(LENGTHS) + 8 * 3  # the last offset
+    content[begin : begin + 8] = struct.pack("<q", 16 - 2**32)
+    modes = np.array(open_idx(prefix).modes)
+    Path(f"{prefix}.idx").write_bytes(content)
+    found = open_damaged(prefix)
+    assert found.wrong == 1
+    assert np.array_equal(found.source.modes, modes)
 
 
 @pytest.mark.parametrize(
