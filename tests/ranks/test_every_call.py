@@ -93,7 +93,7 @@ def selecting(parent: str, out: Path) -> Job:
     """Select some sequences of a corpus, and write them out."""
 
     def job(communicator: ThreadCommunicator) -> Any:
-        options = SelectOptions(Selection(sample=0.5, split_at=7))
+        options = SelectOptions(Selection(sample=0.5))
         select(communicator, parent, str(out / "v"), options)
         return materialize(communicator, str(out / "v"), str(out / "m"))
 
