@@ -26,7 +26,7 @@ from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.launch.commands import call
 from distcache.launch.doctor.machine import examine_machine
 from distcache.launch.doctor.training import examine_training
-from distcache.launch.follow import failure, follow
+from distcache.launch.follow import failure, follow, job_class
 from distcache.launch.prejob import JobOptions
 from distcache.launch.schedulers.known_schedulers import SCHEDULERS
 from distcache.launch.slurm import tasks_that_fit
@@ -124,6 +124,8 @@ def submit_command(
             "--wait: follows jobs of Slurm only; `distcache ready CACHE --wait SECONDS` waits for "
             "the cache"
         )
+    if wait:
+        job_class()  # is here, or nothing is submitted
     with make_progress(log_format) as progress:
         if only_print:
             scripts = scripts_of(config, directory, name, training or [], options, progress)
@@ -200,7 +202,7 @@ def _show(done: Submitted) -> None:
         limits = f"--time={asked.minutes} --mem={asked.memory or None}"
         limits = f"--mpi={asked.mpi} {limits}" if done.scheduler == "slurm" else limits
         typer.echo(f"pre-job    {prejob.job}: {shape}, {limits}")
-        typer.echo(f"its logs   {prejob.logs}/{prejob.job}{'_' * (done.scheduler == 'slurm')}*")
+        typer.echo(f"its log    {prejob.logs}/{prejob.job}*")
     if done.training is not None:
         after = "" if prejob is None else f", after {prejob.job} has succeeded"
         typer.echo(f"training   {done.training}{after}")
@@ -209,15 +211,17 @@ def _show(done: Submitted) -> None:
 def _follow(done: Submitted, prejob: Prejob, progress: Progress) -> None:
     """Wait for the pre-job, and raise the error of its ranks if it fails."""
     interrupt_on_signals(f"pre-job {prejob.job} continues; scancel {prejob.job} ends it")
+    log = Path(prejob.logs) / f"{prejob.job}.log"
     try:
-        state = follow(prejob.files, progress.note)
+        job = job_class()(folder=prejob.logs, job_id=prejob.job)
+        state = follow(job, log, progress.note)
     except ConfigError as never:
         jobs = [prejob.job, *([] if done.training is None else [done.training])]
         with contextlib.suppress(DistcacheError):
             call(["scancel", *jobs])
         raise ConfigError(*never.problems, f"cancelled job {' and '.join(jobs)}") from never
-    if state.state != "COMPLETED":
-        error = failure(prejob.files, state)
+    if state != "COMPLETED":
+        error = failure(prejob.job, log, state)
         if done.training is None:
             raise error
         left = f"training job {done.training} never starts: Slurm cancels it"

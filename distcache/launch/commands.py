@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from typing import Final
 
 from distcache.errors import ConfigError, DistcacheError
 from distcache.storage.timeouts import limits
 
+# Variables of a job of Slurm around this process: its commands would take them for options.
+AROUND: Final = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)\w*")
 
-def call(words: Sequence[str], environment: Mapping[str, str] = {}, text: str | None = None) -> str:
-    """Run a scheduler's command, with additional variables and input, and return its output.
+
+def call(words: Sequence[str], text: str = "", hidden: Collection[str] = ()) -> str:
+    """Run a scheduler's command with some input and without some variables; return its output.
 
     Raises
     ------
@@ -20,7 +25,7 @@ def call(words: Sequence[str], environment: Mapping[str, str] = {}, text: str | 
     DistcacheError
         With its own words, if it fails, or does not answer in time.
     """
-    done = run_command(words, limits().command, environment, text)
+    done = run_command(words, limits().command, text, hidden)
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise DistcacheError(f"{' '.join(words[:2])}: {said}")
@@ -28,10 +33,7 @@ def call(words: Sequence[str], environment: Mapping[str, str] = {}, text: str | 
 
 
 def run_command(
-    words: Sequence[str],
-    limit: float,
-    environment: Mapping[str, str] = {},
-    text: str | None = None,
+    words: Sequence[str], limit: float, text: str = "", hidden: Collection[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run a program without a shell; kill it after a timeout.
 
@@ -42,11 +44,16 @@ def run_command(
     DistcacheError
         If it has not ended in time.
     """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in hidden and not AROUND.fullmatch(name)
+    }
     try:
         return subprocess.run(
             words,
-            env={**os.environ, **environment},
-            input=text or "",
+            env=kept,
+            input=text,
             capture_output=True,
             text=True,
             errors="replace",

@@ -1,28 +1,38 @@
-"""Follow a pre-job: print its log, and report why it has failed."""
+"""Follow a pre-job of Slurm: print its log, and report why it has failed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, error_from_exit_code
-from distcache.launch.prejob import START, JobFiles
-from distcache.launch.slurm import JobState, look_at_job
+from distcache.errors import ConfigError, DistcacheError, error_from_exit_code
+from distcache.extras import how_to_install
+from distcache.launch.commands import call
+from distcache.launch.scripts import START
 from distcache.storage.files import closing_fd, open_sized
 from distcache.storage.timeouts import limits
+from distcache.storage.watchdog import Stalled, run_with_watchdog
+
+if TYPE_CHECKING:
+    from submitit import SlurmJob
 
 LOG_POLL: Final = 1.0  # seconds between two reads of the log
 ASK_EVERY: Final = 5.0  # seconds between two queries of Slurm
 TELL_EVERY: Final = 60.0  # seconds between two messages about a waiting job
+UNKNOWN: Final = "UNKNOWN"  # submitit's state of a job of which Slurm says nothing
+# A job that Slurm requeues is in one of these for a moment.
+MAY_BE_REQUEUED: Final = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
 CLOCK: Final = re.compile(r"\[ *[\d.]+ s\] ")  # of our lines; the follower has its own
 OUR_PREFIX: Final = "distcache: "
 SLURM_PREFIXES: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
 MOST_LINES: Final = 20
 LAST_WORDS: Final = 5  # lines
+EXITED: Final = re.compile(r"Exited with exit code (\d+)")
 MAX_READ_BYTES: Final = 1 << 20  # bytes of one read of a log
 
 
@@ -71,45 +81,65 @@ def _lines(content: bytes) -> list[str]:
     ]
 
 
-class _Watcher:
-    """Queries Slurm about a job periodically, and tolerates missing answers for some minutes."""
+def job_class() -> type[SlurmJob[Any]]:
+    """Return submitit's class of jobs.
 
-    def __init__(self, job: str, look: Callable[[str], JobState]) -> None:
+    Raises
+    ------
+    ConfigError
+        If there is no submitit.
+    """
+    try:
+        from submitit import SlurmJob  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"--wait needs submitit ({error}): {how_to_install('slurm')}") from error
+    return SlurmJob
+
+
+class _Watcher:
+    """Asks submitit about a job periodically, and tolerates missing answers for some minutes."""
+
+    def __init__(self, job: SlurmJob[Any]) -> None:
         self._job = job
-        self._look = look
         self._answered = self._changed = time.monotonic()
         self._asked = -ASK_EVERY
-        self.state = JobState("UNKNOWN")
+        self.state = UNKNOWN
 
     def ask(self) -> bool:
-        """Query Slurm if it is time to; return whether the job has ended and is not requeued.
+        """Ask if it is time to; return whether the job has ended and is not requeued.
 
         Raises
         ------
         DistcacheError
-            If Slurm does not answer for too long.
+            If Slurm says nothing for too long.
         """
         now = time.monotonic()
-        if now - self._asked >= ASK_EVERY:
-            self._asked = now
-            try:
-                state = self._look(self._job)
-            except (BuildInterrupted, ConfigError):
-                raise
-            except DistcacheError:
-                if now - self._answered > limits().slurm_silence:
-                    raise
-            else:
-                self._changed = self._changed if state.state == self.state.state else now
-                self.state, self._answered = state, now
-        settled = self._asked - self._changed >= limits().requeue
-        return self.state.ended and (settled or not self.state.may_be_requeued)
+        if now - self._asked < ASK_EVERY:
+            return False
+        self._asked = now
+        self._job.watcher.clear()  # a job that has ended may start again
+        ended = False
+        with contextlib.suppress(Stalled):
+            ended = run_with_watchdog(
+                lambda: self._job.done(force_check=True), limits().command, "sacct"
+            )
+        state = self._job.watcher.get_state(self._job.job_id, "cache").split()[0]
+        if state != UNKNOWN:
+            self._answered = now
+            self._changed = self._changed if state == self.state else now
+            self.state = state
+        elif now - self._answered > limits().slurm_silence:
+            raise DistcacheError(
+                f"pre-job {self._job.job_id}: sacct has said nothing of it for "
+                f"{limits().slurm_silence:.0f} s; does this cluster keep accounts? `distcache "
+                "ready CACHE --wait SECONDS` waits without them"
+            )
+        settled = now - self._changed >= limits().requeue
+        return settled if self.state in MAY_BE_REQUEUED else ended
 
 
-def follow(
-    files: JobFiles, tell: Callable[[str], None], look: Callable[[str], JobState] = look_at_job
-) -> JobState:
-    """Wait until a job has ended, and forward what rank 0 writes.
+def follow(job: SlurmJob[Any], log: Path, tell: Callable[[str], None]) -> str:
+    """Wait until a job has ended, forward what it writes, and return its last state.
 
     There is no timeout while Slurm answers; every minute a message says what a pending job waits
     for.
@@ -119,66 +149,68 @@ def follow(
     ConfigError
         If it waits for what can never be: it asks for more than the partition or the account has.
     DistcacheError
-        If Slurm does not answer for ten minutes.
+        If Slurm says nothing of it for ten minutes.
     """
-    tail, watcher = Tail(files.first_log), _Watcher(files.job, look)
+    tail, watcher = Tail(log), _Watcher(job)
     told, told_at, ended = "", 0.0, False
     while not ended:
         ended, now = watcher.ask(), time.monotonic()
-        words = f"pre-job {files.job}: {watcher.state.state.lower()} {watcher.state.reason}"
-        waits = watcher.state.state == "PENDING" and now - told_at >= TELL_EVERY
-        if words != told or waits:
-            tell(words.rstrip())
-            told, told_at = words, now
-        if watcher.state.state == "PENDING" and NEVER.fullmatch(watcher.state.reason):
-            raise ConfigError(
-                f"pre-job {files.job}: can never start ({watcher.state.reason}): it asks for more "
-                "than the partition or the account may give; change --nodes, --ntasks-per-node, "
-                "--cpus-per-task, --mem, --time or --partition (sinfo and sacctmgr say what there "
-                "is)"
-            )
+        if watcher.state != told or (watcher.state == "PENDING" and now - told_at >= TELL_EVERY):
+            reason = _reason(job.job_id) if watcher.state == "PENDING" else ""
+            tell(f"pre-job {job.job_id}: {watcher.state.lower()} {reason}".rstrip())
+            told, told_at = watcher.state, now
+            if NEVER.fullmatch(reason):
+                raise ConfigError(
+                    f"pre-job {job.job_id}: can never start ({reason}): it asks for more than the "
+                    "partition or the account may give; change --nodes, --ntasks-per-node, "
+                    "--cpus-per-task, --mem, --time or --partition (sinfo and sacctmgr say what "
+                    "there is)"
+                )
         for line in tail.lines():
             tell(CLOCK.sub("", line, count=1))
         time.sleep(0 if ended else LOG_POLL)
     return watcher.state
 
 
-def failure(files: JobFiles, state: JobState) -> DistcacheError:
+def _reason(job: str) -> str:
+    """Return why a job is pending, in a word of Slurm's."""
+    try:
+        return call(["squeue", "--noheader", "--jobs", job, "--format=%r"]).strip()
+    except DistcacheError:
+        return ""
+
+
+def failure(job: str, log: Path, state: str) -> DistcacheError:
     """Return the error of a failed job: the messages of its ranks, else those of Slurm.
 
     Parameters
     ----------
-    files : JobFiles
-        Files of a job that has ended.
-    state : JobState
+    job : str
+        Number of a job that has ended.
+    log : Path
+        What its ranks and its script have written.
+    state : str
         Last state of the job.
     """
-    logs = [_last_start(log) for log in files.logs()]
-    lines = dict.fromkeys(line for log in logs for line in log)  # in order, each once
+    lines = list(dict.fromkeys(_last_start(log)))  # each once
     ours = [line.removeprefix(OUR_PREFIX) for line in lines if line.startswith(OUR_PREFIX)]
     slurms = [line for line in lines if line.startswith(SLURM_PREFIXES)]
-    said = (ours or [*_last_words(logs), *slurms])[-MOST_LINES:]
-    detail = state.reason if state.reason not in ("", "NonZeroExitCode") else ""
-    code = f" (exit code {state.exit_code})" if state.exit_code else ""
-    how = f"{state.state} {detail}".strip() + code
-    summary = f"pre-job {files.job}: {how}; its logs: {files.directory}/{files.job}_*"
-    # The exit code of srun may be that of a killed rank.
-    found = (re.search(r"Exited with exit code (\d+)", line) for line in slurms)
-    codes = [state.exit_code, *(int(match.group(1)) for match in found if match)]
+    said = (ours or [*_last_words(lines), *slurms])[-MOST_LINES:]
+    # A rank that is killed has another exit code than the one that failed.
+    codes = [int(found[1]) for line in slurms if (found := EXITED.search(line)) is not None]
     known = {kind.exit_code for kind in DistcacheError.__subclasses__()} - {1}
-    failed = next((code for code in codes if code in known), DistcacheError.exit_code)
-    return error_from_exit_code(failed, *said, summary)
+    code = next((code for code in codes if code in known), DistcacheError.exit_code)
+    return error_from_exit_code(code, *said, f"pre-job {job}: {state}; its log: {log}")
 
 
 def _last_start(log: Path) -> list[str]:
-    """Return what a rank has written since the job was last started."""
+    """Return what a job has written since it was last started."""
     lines = _lines(_read(log, 0)[0])
     starts = [number for number, line in enumerate(lines) if line.startswith(START)]
     return lines[starts[-1] :] if starts else lines
 
 
-def _last_words(logs: Iterable[list[str]]) -> list[str]:
-    """Return the last lines of a rank that ended without an error of distcache."""
+def _last_words(lines: Sequence[str]) -> list[str]:
+    """Return the last lines of ranks that ended without an error of distcache."""
     known = (OUR_PREFIX, START, *SLURM_PREFIXES, "srun:", "[")  # the last is of phases
-    others = ([line for line in log if not line.startswith(known)] for log in logs)
-    return next((found[-LAST_WORDS:] for found in others if found), [])
+    return [line for line in lines if not line.startswith(known)][-LAST_WORDS:]

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,17 +20,13 @@ CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
 WAIT: Final = 60  # seconds in which a cache that was built on other nodes is to be seen
 RESTARTS: Final = 3
 MARK: Final = "# written by distcache submit"
+START: Final = "==== started on"  # begins what a job writes, each time it starts
 SHELL: Final = re.compile(r"#![ \t]*\S*(/|env[ \t]+(-S[ \t]*)?)(ba|da|k|z)?sh([ \t]|\n|$)")
 
 
 def distcache_command() -> list[str]:
     """Return the words that start this installation of distcache."""
     return [sys.executable, "-P", "-m", "distcache"]
-
-
-def restarts_file(logs: Path, cache: Path) -> Path:
-    """Return the file that counts the interruptions of a pre-job, a line each."""
-    return logs / f"{cache.stem}-restarts"
 
 
 def build_script(
@@ -57,7 +53,7 @@ def build_script(
         If a directive is empty, or a time limit that the signal before it would not follow; if a
         word has characters that a script cannot have in a line.
     """
-    _require_printable([*words, str(cache), str(shape.logs), *given])
+    _require_printable([*words, str(cache), *shape.texts(), *given])
     for directive in given:
         if not directive.strip():
             raise ConfigError("--directive: is empty")
@@ -67,22 +63,28 @@ def build_script(
                 f"--directive {directive!r}: give the limit with --time, which also sets when the "
                 "job is interrupted before it"
             )
-    directives = with_directives(scheduler.directives(shape), given)
+    placed = [scheduler.read_directive(directive) for directive in given]
+    directives = with_directives(scheduler.directives(shape), placed, scheduler.replaced)
     command = shlex.join([*scheduler.launch(shape), *distcache_command(), *words])
     code = BuildInterrupted.exit_code
+    nothing = f"distcache: {cache}: is not there, though all ranks have succeeded"
     end = [
         "code=$?",
-        f'[ "$code" -eq 0 ] && [ ! -e {shlex.quote(str(cache))} ] && code={NotReady.exit_code}',
+        f'if [ "$code" -eq 0 ] && [ ! -e {shlex.quote(str(cache))} ]; then',
+        f"    echo {shlex.quote(nothing)} >&2",
+        f"    code={NotReady.exit_code}",
+        "fi",
     ]
     if scheduler.requeue:
         # A line for each start of this job that was interrupted.
-        starts = shlex.quote(str(restarts_file(shape.logs, cache)))
+        starts = shlex.quote(str(shape.logs / f"{cache.stem}-restarts"))
         end += [
             f'if [ "$code" -eq {code} ] && echo again >>{starts} '
             f"&& [ $(wc -l <{starts}) -le {RESTARTS} ]; then",
             '    echo "distcache was interrupted; the job starts again, and resumes" >&2',
             f"    {scheduler.requeue}",
             "fi",
+            f"rm -f {starts}",
         ]
     else:
         text = "distcache was interrupted; submit again to resume"
@@ -94,6 +96,7 @@ def build_script(
         MARK,
         "# Signals are for the ranks; this script acts on their exit code.",
         "trap : USR1 USR2 TERM",
+        f'echo "{START} $HOSTNAME" >&2',
         *filter(None, [scheduler.enter]),
         command,
         *end,
@@ -183,7 +186,13 @@ def require_own_script(path: Path) -> None:
         )
 
 
-def submit_script(scheduler: Scheduler, path: Path, text: str, after: str | None = None) -> str:
+def submit_script(
+    scheduler: Scheduler,
+    path: Path,
+    text: str,
+    after: str | None = None,
+    hidden: Collection[str] = (),
+) -> str:
     """Write a batch script and submit it; return the job's number.
 
     Parameters
@@ -197,6 +206,8 @@ def submit_script(scheduler: Scheduler, path: Path, text: str, after: str | None
         The script.
     after : str or None
         Number of the job that must have succeeded.
+    hidden : collection of str
+        Variables that the scheduler's command does not get.
 
     Raises
     ------
@@ -210,7 +221,10 @@ def submit_script(scheduler: Scheduler, path: Path, text: str, after: str | None
         stream.write(text.encode("utf-8"))
     waiting = [] if after is None else scheduler.after(after)
     words = [*scheduler.submit, *waiting]
-    said = call(words, text=text) if scheduler.takes_input else call([*words, str(path)])
+    if scheduler.takes_input:
+        said = call(words, text, hidden)
+    else:
+        said = call([*words, str(path)], hidden=hidden)
     found = re.search(scheduler.job_pattern, said.strip(), re.MULTILINE)
     if found is None:
         raise DistcacheError(

@@ -1,30 +1,18 @@
-"""Run Slurm's commands, and parse what they report of a job."""
+"""What is asked of Slurm before a job is submitted, and words that it reads."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
+import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from typing import Final
 
-import msgspec
-
-from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
+from distcache.errors import ConfigError, DistcacheError
 from distcache.extras import how_to_install
 from distcache.launch.commands import call, run_command
 from distcache.storage.timeouts import limits
 
-# States in which a job has not ended.
-LIVE: Final = (
-    "COMPLETING CONFIGURING PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESIZING RESV_DEL_HOLD "
-    "RUNNING SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED SUSPENDED UNKNOWN"
-)
-# A job that Slurm requeues is in one of these for a moment.
-MAY_BE_REQUEUED: Final = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
-# Variables of the surrounding job, which the submitted job must not inherit.
-JOB_VARIABLES: Final = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)\w*")
 # The PMI plugins that each MPI library can use, the best first. Open MPI's pmi2 needs a build with
 # Slurm's own library.
 PLUGINS_OF: Final = {
@@ -43,53 +31,15 @@ TIME_LIMIT_FORMS: Final = (
         r"(?P<days>\d{1,6})-(?P<hours>\d{1,6})(:(?P<minutes>\d{1,6}))?(:(?P<seconds>\d{1,6}))?"
     ),
 )
+# Amounts of memory, by default in M, and the words that leave it to the site.
+MEMORY: Final = re.compile(r"\d{1,12}[KMGT]?", re.IGNORECASE)
+NO_MEMORY: Final = ("", "none", "default")
 MINUTES_PER: Final = {"days": 1440, "hours": 60, "minutes": 1}
 # Prints the MPI library that mpi4py loads, without initializing MPI.
 LIBRARY: Final = (
     "from mpi4py import rc; rc.initialize = False; "
     "from mpi4py import MPI; print(MPI.Get_library_version())"
 )
-
-
-class JobState(msgspec.Struct, frozen=True):
-    """The state of a job."""
-
-    state: str  # state in the words of squeue and sacct, without the user who cancelled it
-    exit_code: int = 0  # exit code of its script, once that has ended
-    reason: str = ""  # why it waits, or why it ended
-    restarts: int = 0  # number of times that it was requeued
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended, unless it is requeued."""
-        return self.state not in LIVE.split()
-
-    @property
-    def may_be_requeued(self) -> bool:
-        """Whether Slurm itself may start it again."""
-        return self.state in MAY_BE_REQUEUED
-
-
-@contextlib.contextmanager
-def without_variables(names: Iterable[str] = ()) -> Iterator[None]:
-    """Hide the variables of the surrounding job, and some more, from the environment.
-
-    sbatch would use them as options of the job that it submits.
-    """
-    hidden = {name for name in os.environ if JOB_VARIABLES.fullmatch(name)}.union(names)
-    kept = {name: os.environ.pop(name) for name in hidden if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
-
-
-def job_number(said: str) -> str:
-    """Read what ``sbatch --parsable`` writes: a number, maybe with the name of a cluster."""
-    found = re.fullmatch(r"(\d+)(;.*)?", said.strip().rpartition("\n")[2])
-    if found is None:
-        raise DistcacheError(f"sbatch: says {said.strip()!r} instead of the number of a job")
-    return found.group(1)
 
 
 def tasks_that_fit(partition: str | None, cpus: int, most: int) -> int:
@@ -145,52 +95,21 @@ def parse_minutes(text: str) -> int:
     )
 
 
-def look_at_job(job: str) -> JobState:
-    """Ask the controller about a job, and the accounting if the controller has forgotten it.
+def parse_memory(text: str) -> str:
+    """Return an amount of memory as sbatch reads it, or ``none``.
 
     Raises
     ------
-    DistcacheError
-        If neither knows.
+    ConfigError
+        If it has another form.
     """
-    try:
-        return parse_scontrol(call(["scontrol", "show", "job", "--oneliner", job]))
-    except BuildInterrupted:
-        raise
-    except DistcacheError as error:
-        try:
-            return parse_sacct(call(["sacct", "-nXP", "-j", job, "--format=State,ExitCode"]))
-        except BuildInterrupted:
-            raise
-        except DistcacheError:
-            raise error from None
-
-
-def parse_scontrol(text: str) -> JobState:
-    """Read ``scontrol show job --oneliner``."""
-    text = re.sub(r"\bJobName=.*? (?=UserId=)", "", text)  # which may be anything
-    fields = dict(re.findall(r"\b(JobState|ExitCode|Reason|Restarts)=(\S*)", text)[::-1])
-    if not fields.get("JobState"):
-        raise DistcacheError("scontrol: says nothing of the job's state")
-    reason = fields.get("Reason", "None")
-    return JobState(
-        fields["JobState"],
-        _number(fields.get("ExitCode", "").partition(":")[0]),
-        "" if reason == "None" else reason,
-        _number(fields.get("Restarts", "")),
-    )
-
-
-def parse_sacct(text: str) -> JobState:
-    """Read one line of ``sacct -nXP --format=State,ExitCode``; the last, if a job was requeued."""
-    state, _, code = text.strip().rpartition("\n")[2].partition("|")
-    if not state:
-        raise DistcacheError("sacct: does not know the job")
-    return JobState(state.split()[0], _number(code.partition(":")[0]))
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    if text.strip() in NO_MEMORY:
+        return "none"
+    if MEMORY.fullmatch(text) is None:
+        raise ConfigError(
+            f"--mem {text!r}: expected a number with K, M, G or T, as sbatch does, or none"
+        )
+    return text.upper()
 
 
 def find_plugin(tasks: int) -> str:
@@ -213,20 +132,35 @@ def find_plugin(tasks: int) -> str:
             f"several tasks need MPI, but mpi4py cannot be loaded ({problem}): "
             f"{how_to_install('mpi')}, and an MPI library; or use --nodes 1 --ntasks-per-node 1"
         )
+    if shutil.which("srun") is None:  # the script is only printed
+        return choose_plugin(done.stdout, None)
     return choose_plugin(done.stdout, parse_plugins(call(["srun", "--mpi=list"])))
 
 
-def choose_plugin(library: str, plugins: Collection[str]) -> str:
-    """Return the plugin for a library, which ``MPI_Get_library_version`` describes."""
+def choose_plugin(library: str, plugins: Collection[str] | None) -> str:
+    """Return the plugin for a library, which ``MPI_Get_library_version`` describes.
+
+    Parameters
+    ----------
+    library : str
+        The description.
+    plugins : collection of str or None
+        Plugins that Slurm has; None if that is not known.
+
+    Raises
+    ------
+    ConfigError
+        If none of them fits.
+    """
     name = next((name for name in PLUGINS_OF if name.lower() in library.lower()), None)
     if name is None:
         raise ConfigError(
             f"unknown MPI library {library.partition(chr(10))[0]!r}; name Slurm's plugin with --mpi"
         )
-    for wanted in PLUGINS_OF[name]:
-        if wanted in plugins:
-            return wanted
-    known = ", ".join(sorted(plugins)) or "none that could be read from srun --mpi=list"
+    fitting = [known for known in PLUGINS_OF[name] if plugins is None or known in plugins]
+    if fitting:
+        return fitting[0]
+    known = ", ".join(sorted(plugins or ())) or "none that could be read from srun --mpi=list"
     raise ConfigError(
         f"mpi4py loads {name}, which needs srun --mpi={' or '.join(PLUGINS_OF[name])}, but Slurm "
         f"has {known}; use another MPI library, or name a plugin with --mpi"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -22,28 +19,17 @@ from distcache.builder.prepare import (
     require_name,
 )
 from distcache.cache import open_cache
-from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
-from distcache.launch.commands import call
-from distcache.launch.prejob import (
-    NONE,
-    JobFiles,
-    JobOptions,
-    job_directory,
-    make_private,
-    sbatch_parameters,
-    submit_prejob,
-)
+from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
+from distcache.launch.prejob import JobOptions, job_directory, make_private
 from distcache.launch.schedulers.known_schedulers import SCHEDULERS, SchedulerName, find_scheduler
-from distcache.launch.schedulers.scheduler import Shape
+from distcache.launch.schedulers.scheduler import NOT_EVERYWHERE, Scheduler, Shape
 from distcache.launch.scripts import (
-    CACHE_VARIABLE,
     build_script,
     require_own_script,
-    restarts_file,
     submit_script,
     training_script,
 )
-from distcache.launch.slurm import find_plugin, job_number, without_variables
+from distcache.launch.slurm import find_plugin
 from distcache.option import Option
 from distcache.plan.assignment import Estimate, assign, estimate
 from distcache.plan.config import Config, Slurm
@@ -53,10 +39,6 @@ from distcache.plan.problems import plan_warnings
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.cores import share_of_cores
 from distcache.ranks.progress import NullProgress, Progress
-from distcache.storage.units import parse_size
-
-MISREAD: Final = "%\\\"'$:,{}"  # in paths of logs, by one scheduler or another
-SLURMS: Final = ("qos", "constraint", "srun", "mpi")  # options that other schedulers lack
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,11 +66,6 @@ class Prejob(msgspec.Struct, frozen=True):
     estimate: Estimate  # the predicted time and memory
     logs: str  # directory of its files
 
-    @property
-    def files(self) -> JobFiles:
-        """Its files."""
-        return JobFiles(Path(self.logs), self.job)
-
 
 class Submitted(msgspec.Struct, frozen=True):
     """The result of a submission."""
@@ -102,12 +79,20 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Scripts(msgspec.Struct, frozen=True):
-    """The batch scripts of a submission that is only printed."""
+    """What is submitted: a script that builds, and one that trains."""
 
     scheduler: SchedulerName
+    cache: str
+    key: str
+    options: JobOptions  # resources that the pre-job asks for
+    estimate: Estimate  # the predicted time and memory
     prejob: str  # script of the job that builds
     training: str | None  # script of the job that trains, if there is one
-    logs: str  # directory of the pre-job's output, which must exist
+    logs: str  # directory of the pre-job's files
+
+    def path(self, which: str) -> Path:
+        """Return the path of a script."""
+        return Path(self.logs) / f"{Path(self.cache).stem}-{which}.sh"
 
 
 def submit(
@@ -146,36 +131,29 @@ def submit(
         Before anything is submitted, if the problem can be detected by then.
     """
     progress = progress or NullProgress()
-    scheduler = scheduler_of(options)
-    plan, options = _planned(config, name, options, scheduler, progress)
-    final = cache_path(directory, name, plan)
-    script = _training_script(training, final, scheduler)
-    path = logs_of(options, final) / f"{final.stem}-train.sh" if script else None
-    if path is not None:
-        require_own_script(path)  # before the pre-job is submitted
-    prejob = None
-    if not is_finished(final, plan.key):
+    scripts = scripts_of(config, directory, name, training, options, progress)
+    scheduler = SCHEDULERS[scripts.scheduler]
+    build, train = scripts.path("build"), scripts.path("train")
+    make_private(build.parent)
+    for path in (build, train):
+        require_own_script(path)  # before anything is submitted
+    prejob = job = None
+    if not is_finished(Path(scripts.cache), scripts.key):
         progress.phase("submitting the pre-job")
-        if scheduler == "slurm":
-            prejob = _submit_prejob(config, final, plan, options)
-        else:
-            prejob = _submit_prejob_script(config, final, plan, options, scheduler)
-    if not training:
-        return Submitted(str(final), plan.key, prejob, None, scheduler)
-    after = None if prejob is None else prejob.job
-    try:
-        if path is None:  # Slurm takes the script as it is
-            job = _submit_training(training, final, after)
-        else:
-            make_logs(options, final)
-            job = submit_script(SCHEDULERS[scheduler], path, script, after)
-    except (DistcacheError, OSError) as error:
-        if prejob is None:
-            raise
-        left = f"pre-job {prejob.job} is submitted, and still builds {final}"
-        kind = BuildInterrupted if isinstance(error, BuildInterrupted) else DistcacheError
-        raise kind(str(error), left) from error
-    return Submitted(str(final), plan.key, prejob, job, scheduler)
+        hidden = set(scheduler.overruling(scripts.prejob))
+        number = submit_script(scheduler, build, scripts.prejob, hidden=hidden)
+        prejob = Prejob(number, scripts.options, scripts.estimate, scripts.logs)
+    if scripts.training is not None:
+        after = None if prejob is None else prejob.job
+        try:
+            job = submit_script(scheduler, train, scripts.training, after)
+        except (DistcacheError, OSError) as error:
+            if prejob is None:
+                raise
+            left = f"pre-job {prejob.job} is submitted, and still builds {scripts.cache}"
+            kind = BuildInterrupted if isinstance(error, BuildInterrupted) else DistcacheError
+            raise kind(str(error), left) from error
+    return Submitted(scripts.cache, scripts.key, prejob, job, scripts.scheduler)
 
 
 def scripts_of(
@@ -186,10 +164,7 @@ def scripts_of(
     options: SubmitOptions,
     progress: Progress,
 ) -> Scripts:
-    """Return a batch script that builds a cache, whether it exists or not, and one that trains.
-
-    Nothing is written or submitted. Slurm's script is complete in itself, where `submit` starts
-    its ranks through submitit.
+    """Return the batch scripts that `submit` submits; nothing is written.
 
     Parameters
     ----------
@@ -201,21 +176,33 @@ def scripts_of(
     DistcacheError
         As `submit`.
     """
-    scheduler = scheduler_of(options)
-    plan, options = _planned(config, name, options, scheduler, progress)
+    require_name(name)
+    known = scheduler_of(options)
+    scheduler = SCHEDULERS[known]
+    _require_words(options.job, scheduler)
+    alone = SerialCommunicator()
+    settings = load_config(config)
+    plan = make_plan_together(alone, settings, share_of_cores(alone), progress)
+    for warning in plan_warnings(settings, plan):
+        progress.note(f"warning: {warning}")
+    for path in options.reuse:
+        open_cache(path)
     final = cache_path(directory, name, plan)
-    text, _, _ = _prejob_script(config, final, plan, options, scheduler)
-    train = None
-    if training:
-        train = _training_script(training, final, scheduler) or Path(training[0]).read_text("utf-8")
-    return Scripts(scheduler, text, train, str(logs_of(options, final)))
-
-
-def _training_script(words: list[str], final: Path, scheduler: SchedulerName) -> str:
-    """Return the script that trains, as it is submitted; Slurm takes the user's own, unchanged."""
-    if words and scheduler == "slurm":
-        require_script(words[0], final)
-    return training_script(words, final) if words and scheduler != "slurm" else ""
+    logs = _logs_of(options, final, scheduler)
+    asked, predicted = _estimated(plan, options)
+    if known == "slurm":
+        asked = _with_configured(asked, settings)
+    words = build_words(config, final, plan.key, options)
+    return Scripts(
+        scheduler=known,
+        cache=str(final),
+        key=plan.key,
+        options=asked,
+        estimate=predicted,
+        prejob=build_script(scheduler, _shape_of(asked, logs), words, final, asked.sbatch),
+        training=training_script(training, final) if training else None,
+        logs=str(logs),
+    )
 
 
 def scheduler_of(options: SubmitOptions) -> SchedulerName:
@@ -225,37 +212,30 @@ def scheduler_of(options: SubmitOptions) -> SchedulerName:
     return options.scheduler
 
 
-def _planned(
-    config: Path,
-    name: str | None,
-    options: SubmitOptions,
-    scheduler: SchedulerName,
-    progress: Progress,
-) -> tuple[Plan, SubmitOptions]:
-    """Return what is to be built, and the options with those of the configuration."""
-    require_name(name)
-    alone = SerialCommunicator()
-    settings = load_config(config)
-    if scheduler == "slurm":
-        options = _with_configured(options, settings)
-    plan = make_plan_together(alone, settings, share_of_cores(alone), progress)
-    for warning in plan_warnings(settings, plan):
-        progress.note(f"warning: {warning}")
-    for path in options.reuse:
-        open_cache(path)
-    return plan, options
+def _require_words(asked: JobOptions, scheduler: Scheduler) -> None:
+    """Refuse options that a scheduler has no words for."""
+    foreign = [
+        name for name in NOT_EVERYWHERE if getattr(asked, name) and name not in scheduler.takes
+    ]
+    problems = [
+        f"--{name.replace('memory', 'mem')}: distcache has no word for it under "
+        f"{scheduler.title}; give a directive of the site with --directive"
+        for name in sorted(foreign)
+        if getattr(asked, name)
+    ]
+    if problems:
+        raise ConfigError(*problems)
 
 
-def _with_configured(options: SubmitOptions, settings: Config) -> SubmitOptions:
-    """Put the Slurm options of the configuration before the given ones."""
+def _with_configured(asked: JobOptions, settings: Config) -> JobOptions:
+    """Put the configuration's options of Slurm before the given ones, and find srun's plugin."""
     known = settings.slurm or Slurm()
-    job = msgspec.structs.replace(
-        options.job,
-        sbatch=(*known.sbatch, *options.job.sbatch),
-        srun=(*known.srun, *options.job.srun),
+    return msgspec.structs.replace(
+        asked,
+        sbatch=(*known.sbatch, *asked.sbatch),
+        srun=(*known.srun, *asked.srun),
+        mpi=asked.mpi or find_plugin(asked.nodes * asked.tasks_per_node),
     )
-    sbatch_parameters(job.sbatch)
-    return msgspec.structs.replace(options, job=job)
 
 
 def _estimated(plan: Plan, options: SubmitOptions) -> tuple[JobOptions, Estimate]:
@@ -273,107 +253,32 @@ def _estimated(plan: Plan, options: SubmitOptions) -> tuple[JobOptions, Estimate
     return asked, predicted
 
 
-def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions) -> Prejob:
-    """Submit the job that builds to Slurm, by submitit."""
-    asked, predicted = _estimated(plan, options)
-    mpi = asked.mpi or find_plugin(asked.nodes * asked.tasks_per_node)
-    asked = msgspec.structs.replace(asked, mpi=mpi)
+def _logs_of(options: SubmitOptions, final: Path, scheduler: Scheduler) -> Path:
+    """Return the directory of a job's files; refuse one that the scheduler would misread."""
     logs = Path(os.path.realpath(options.logs or job_directory(final)))
-    files = submit_prejob(logs, build_words(config, final, plan.key, options), final, asked)
-    return Prejob(files.job, asked, predicted, str(logs))
-
-
-def _submit_prejob_script(
-    config: Path, final: Path, plan: Plan, options: SubmitOptions, scheduler: SchedulerName
-) -> Prejob:
-    """Submit the job that builds to a scheduler other than Slurm, as a batch script."""
-    text, asked, predicted = _prejob_script(config, final, plan, options, scheduler)
-    logs = make_logs(options, final)
-    restarts_file(logs, final).unlink(missing_ok=True)
-    job = submit_script(SCHEDULERS[scheduler], logs / f"{final.stem}-build.sh", text)
-    return Prejob(job, asked, predicted, str(logs))
-
-
-def _prejob_script(
-    config: Path, final: Path, plan: Plan, options: SubmitOptions, scheduler: SchedulerName
-) -> tuple[str, JobOptions, Estimate]:
-    """Return the batch script of the job that builds, what it asks for, and the estimate."""
-    asked, predicted = _estimated(plan, options)
-    if options.job.memory is not None and not SCHEDULERS[scheduler].asks_memory:
+    if any(sign in scheduler.misread or not sign.isprintable() for sign in str(logs)):
         raise ConfigError(
-            f"--mem: how memory is asked for under {SCHEDULERS[scheduler].title} is the site's "
-            "choice; give its directive with --directive"
-        )
-    shape = _shape_of(asked, logs_of(options, final), scheduler)
-    words = build_words(config, final, plan.key, options)
-    return build_script(SCHEDULERS[scheduler], shape, words, final, asked.sbatch), asked, predicted
-
-
-def logs_of(options: SubmitOptions, final: Path) -> Path:
-    """Return the directory of a job's files.
-
-    Raises
-    ------
-    ConfigError
-        If a scheduler would misread its path.
-    """
-    logs = Path(os.path.realpath(options.logs or job_directory(final)))
-    if any(char.isspace() or not char.isprintable() or char in MISREAD for char in str(logs)):
-        raise ConfigError(
-            f"{str(logs)!r}: schedulers misread blanks, quotes and any of {MISREAD} in the paths "
-            "of logs; choose another directory with --logs"
+            f"{str(logs)!r}: {scheduler.title} misreads any of {scheduler.misread!r} in the paths "
+            "of logs, and what cannot be printed; choose another directory with --logs"
         )
     return logs
 
 
-def make_logs(options: SubmitOptions, final: Path) -> Path:
-    """Return the directory of a job's files, which is made.
-
-    Raises
-    ------
-    ConfigError
-        If others could replace it, or a scheduler would misread its path.
-    """
-    logs = logs_of(options, final)
-    make_private(logs)
-    return logs
-
-
-def _shape_of(asked: JobOptions, logs: Path, scheduler: SchedulerName) -> Shape:
-    """Return what a batch script asks for.
-
-    Raises
-    ------
-    ConfigError
-        If an option is Slurm's, and the scheduler is another one.
-    """
-    if scheduler != "slurm":
-        foreign = [name for name in SLURMS if getattr(asked, name)]
-        if foreign:
-            raise ConfigError(
-                *(
-                    f"--{name}: is Slurm's; give a directive of {SCHEDULERS[scheduler].title} "
-                    "with --directive"
-                    for name in foreign
-                )
-            )
-    for text in filter(None, (asked.partition, asked.account, *asked.sbatch)):
-        if not text.isprintable() or not text.strip():
-            raise ConfigError(f"{text!r}: expected printable text")
+def _shape_of(asked: JobOptions, logs: Path) -> Shape:
+    """Return what a batch script asks for."""
     assert asked.minutes is not None
-    memory = None if asked.memory in NONE else parse_size(str(asked.memory))
     return Shape(
         name="distcache",
         nodes=asked.nodes,
         tasks=asked.tasks_per_node,
         cpus=asked.cpus_per_task,
         minutes=asked.minutes,
-        memory=None if memory is None else max(1, -(-memory >> 30) if memory else 1),
+        memory=None if asked.memory == "none" else asked.memory,
         queue=asked.partition,
         account=asked.account,
         logs=logs,
         mpiexec=shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec",
-        mpi=asked.mpi or "pmi2",
+        mpi=asked.mpi,
         srun=asked.srun,
         qos=asked.qos,
         constraint=asked.constraint,
@@ -396,77 +301,3 @@ def build_words(config: Path, final: Path, key: str, options: SubmitOptions) -> 
     for path in options.reuse:
         words += ["--reuse", str(path.absolute())]
     return words
-
-
-def require_script(script: str, cache: Path) -> None:
-    """Check that a file is a batch script that can get the path of a cache.
-
-    ``sbatch --test-only`` checks more, but also refuses jobs that only have to wait for nodes.
-
-    Raises
-    ------
-    NotReady
-        If there is no such file.
-    ConfigError
-        If it is no script, or Slurm cannot pass it the cache's path.
-    """
-    if not Path(script).is_file():
-        raise NotReady(f"{script}: no such script")
-    if not "".join(_head(script)[:1]).startswith("#!"):
-        raise ConfigError(
-            f"{script}: is no batch script, which starts with a line like #!/bin/bash"
-        )
-    _export(script, cache)
-
-
-def _submit_training(words: Sequence[str], cache: Path, after: str | None) -> str:
-    """Submit a script, and return the job's number.
-
-    Parameters
-    ----------
-    words : sequence of str
-        The script and its arguments.
-    cache : Path
-        The script finds its path in ``DISTCACHE_CACHE``.
-    after : str or None
-        The job that must have succeeded; if it does not, Slurm cancels the script's job.
-
-    Raises
-    ------
-    ConfigError
-        If Slurm cannot pass on the path.
-    DistcacheError
-        In Slurm's words, if it refuses the script.
-    """
-    dependency = [] if after is None else SCHEDULERS["slurm"].after(after)
-    command = [*dependency, *_export(words[0], cache), *words]
-    with without_variables():
-        said = call(["sbatch", "--parsable", *command], {CACHE_VARIABLE: str(cache)})
-    return job_number(said)
-
-
-def _export(script: str, cache: Path) -> list[str]:
-    """Return the option that adds the cache to the variables of a script with ``--export``.
-
-    Without ``--export`` a job gets all variables of the process that submits it.
-    """
-    found = (re.match(r"#SBATCH\s(?:.*\s)?--export[=\s]+(\S+)", line) for line in _head(script))
-    named = [match.group(1) for match in found if match]
-    wanted = named[-1].strip("\"'") if named else os.environ.get("SBATCH_EXPORT", "ALL")
-    if wanted == "ALL":
-        return []
-    if "," in str(cache):
-        raise ConfigError(
-            f"{script}: has --export, with which Slurm cannot pass on the comma in {cache}"
-        )
-    variable = f"{CACHE_VARIABLE}={cache}"
-    if wanted == "NONE":
-        return [f"--export={variable}", "--get-user-env"]  # as Slurm does with NONE itself
-    return [f"--export={variable if wanted == 'NIL' else f'{wanted},{variable}'}"]
-
-
-def _head(script: str) -> list[str]:
-    """Return the lines that Slurm searches for options: comments before the first command."""
-    with open(script, encoding="utf-8", errors="replace") as stream:
-        lines = stream.read(1 << 16).splitlines()
-    return list(itertools.takewhile(lambda line: not line or line.startswith("#"), lines))

@@ -13,7 +13,6 @@ import numpy as np
 
 from distcache.builder.build_record import BuildRecord, read_build_record
 from distcache.builder.job import Record
-from distcache.launch.slurm import look_at_job
 from distcache.storage.journal import read_journal
 from tests.cluster.daemons import run
 from tests.cluster.node import ETHERNET
@@ -72,14 +71,20 @@ def command(
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
+def field_of(job: str, name: str) -> str:
+    """Return a field of what the controller says of a job, such as JobState or Restarts."""
+    said = run("scontrol", "show", "job", "--oneliner", job)
+    return dict(word.split("=", 1) for word in said.split() if "=" in word)[name]
+
+
 def wait_for(job: str, *states: str, limit: float = LIMIT) -> str:
     """Wait until a job is in one of some states, and return which."""
 
     def arrived() -> bool:
-        return look_at_job(job).state in states
+        return field_of(job, "JobState") in states
 
     wait_until(arrived, f"job {job} to be {' or '.join(states)}", limit)
-    return look_at_job(job).state
+    return field_of(job, "JobState")
 
 
 def recorded(directory: Path, name: str) -> set[int]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from distcache.corpus import bin_path
-from distcache.launch.slurm import look_at_job
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import run
 from tests.cluster.jobs import (
@@ -18,6 +17,7 @@ from tests.cluster.jobs import (
     background,
     command,
     environment,
+    field_of,
     recorded,
     wait_for,
 )
@@ -66,8 +66,8 @@ def test_a_prejob_that_fails(cluster: Cluster, shared: Path) -> None:
     set_nodes("drain")
     try:
         waiting = background(*story.words("--wait", "--log-format", "none", "--", script))
-        wait_until(lambda: "train.sbatch" in run("squeue", "-h", "-o", "%j"), "the jobs")
-        training = newest_job("train.sbatch")
+        wait_until(lambda: "c-train.sh" in run("squeue", "-h", "-o", "%j"), "the jobs")
+        training = newest_job("c-train.sh")
         os.truncate(bin_path(story.fields["blend"][0]["path"]), 10)
     finally:
         set_nodes("resume")
@@ -186,7 +186,7 @@ def test_preemption(cluster: Cluster, shared: Path, tmp_path: Path, how: str) ->
         run("scontrol", "requeue", job)
     else:
         run("scancel", f"--signal={how}", job)
-    wait_until(lambda: look_at_job(job).restarts == 1, "the job to be requeued")
+    wait_until(lambda: field_of(job, "Restarts") == "1", "the job to be requeued")
     cluster.wait_for_nodes()  # all ranks have ended
     done = recorded(story.caches, "c")
     assert not story.cache.exists()
@@ -199,7 +199,7 @@ def test_preemption(cluster: Cluster, shared: Path, tmp_path: Path, how: str) ->
     assert len(done) > 0
     assert record.resumed == len(done)
     assert story.difference(tmp_path) == ""
-    assert look_at_job(job).state == "COMPLETED", output
+    assert field_of(job, "JobState") == "COMPLETED", output
 
 
 @pytest.mark.more
@@ -215,7 +215,7 @@ def test_a_cancelled_prejob(cluster: Cluster, shared: Path) -> None:
     assert f"pre-job {job}: CANCELLED" in errors
     done = recorded(story.caches, "c")
     again = command(*story.words("--wait"))
-    logs = "".join(path.read_text() for path in story.caches.glob("c.jobs/*_log.err"))
+    logs = "".join(path.read_text() for path in story.caches.glob("c.jobs/*.log"))
     assert again.returncode == 0, again.stderr + logs
     assert story.record().resumed == len(done)
 
@@ -231,7 +231,7 @@ def test_eight_prejobs_at_once(cluster: Cluster, shared: Path, tmp_path: Path) -
         output, errors = job.communicate(timeout=LIMIT)
         assert job.returncode == 0, errors
         numbers.add((json.loads(output)["prejob"] or {}).get("job"))
-    logs = "".join(path.read_text() for path in story.caches.glob("c.jobs/*_0_log.err"))
+    logs = "".join(path.read_text() for path in story.caches.glob("c.jobs/*.log"))
     assert logs.count(f"] built {story.cache}") == 1
     assert logs.count(f"] found {story.cache}") == len(numbers - {None}) - 1
     names = sorted(path.name for path in story.caches.iterdir())

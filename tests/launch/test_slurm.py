@@ -9,24 +9,9 @@ from pathlib import Path
 import pytest
 
 from distcache.errors import ConfigError, DistcacheError
-from distcache.launch.slurm import (
-    JobState,
-    call,
-    choose_plugin,
-    job_number,
-    look_at_job,
-    parse_minutes,
-    parse_plugins,
-    parse_sacct,
-    parse_scontrol,
-    without_variables,
-)
+from distcache.launch.commands import call
+from distcache.launch.slurm import choose_plugin, parse_memory, parse_minutes, parse_plugins
 
-FAILED = (
-    "JobId=8 JobName=distcache UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 "
-    "JobState=FAILED Reason=NonZeroExitCode Dependency=(null) Requeue=1 Restarts=2 BatchFlag=1 "
-    "Reboot=0 ExitCode=143:0 RunTime=00:00:01"
-)
 PLUGINS = """MPI plugin types are...
 \tpmix
 \tnone
@@ -44,44 +29,6 @@ def fake(directory: Path, monkeypatch: pytest.MonkeyPatch, **commands: str) -> N
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
 
 
-def test_what_the_controller_says() -> None:
-    """State, exit code, reason and restarts, from its one line."""
-    assert parse_scontrol(FAILED) == JobState("FAILED", 143, "NonZeroExitCode", 2)
-    assert parse_scontrol(FAILED).ended
-    waiting = parse_scontrol(FAILED.replace("FAILED", "PENDING").replace("NonZeroExitCode", "None"))
-    assert waiting.reason == ""
-    assert not waiting.ended
-    with pytest.raises(DistcacheError, match="says nothing"):
-        parse_scontrol("slurm_load_jobs error")
-
-
-def test_a_job_cannot_speak_for_the_controller() -> None:
-    """Its name may be anything."""
-    named = FAILED.replace("JobName=distcache", "JobName=x JobState=COMPLETED ExitCode=0:0")
-    assert parse_scontrol(named).state == "FAILED"
-
-
-@pytest.mark.parametrize("state", ["REVOKED", "LAUNCH_FAILED", "OUT_OF_MEMORY", "OF_LATER_SLURM"])
-def test_states_of_jobs_that_have_ended(state: str) -> None:
-    """They are all but those of jobs that live; nobody waits for ever for one that is not known."""
-    assert JobState(state).ended
-
-
-@pytest.mark.parametrize(
-    ("said", "number"), [("7\n", "7"), ("7;cluster\n", "7"), ("sbatch: warning\n12\n", "12")]
-)
-def test_the_number_of_a_job(said: str, number: str) -> None:
-    """As sbatch writes it for scripts."""
-    assert job_number(said) == number
-
-
-@pytest.mark.parametrize("said", ["", "Your last job 17 was slow", "-1", "7 8"])
-def test_what_is_no_number_of_a_job(said: str) -> None:
-    """It is an error: another job must not be waited for."""
-    with pytest.raises(DistcacheError, match="instead of the number"):
-        job_number(said)
-
-
 def test_sbatch_does_not_see_the_job_around_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,29 +38,9 @@ def test_sbatch_does_not_see_the_job_around_it(
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     fake(tmp_path, monkeypatch, sbatch="env | grep -E '^(SLURM|SBATCH)_'")
-    with without_variables(["SBATCH_EXPORT"]):
-        assert call(["sbatch", "script"]) == "SLURM_CONF=/etc/slurm.conf\n"
+    said = call(["sbatch", "script"], hidden=["SBATCH_EXPORT"])
+    assert said == "SLURM_CONF=/etc/slurm.conf\n"
     assert os.environ["SBATCH_EXPORT"] == "NONE"
-
-
-def test_what_the_accounting_says() -> None:
-    """The last start of a job counts, and who cancelled it does not."""
-    assert parse_sacct("NODE_FAIL|1:0\nCANCELLED by 0|0:15\n") == JobState("CANCELLED", 0)
-    assert parse_sacct("FAILED|8:0\n") == JobState("FAILED", 8)
-    with pytest.raises(DistcacheError, match="does not know"):
-        parse_sacct("")
-
-
-def test_a_job_that_the_controller_has_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Is looked up in the accounting; if that knows nothing either, the controller's words stay."""
-    forgotten = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
-    fake(tmp_path, monkeypatch, scontrol=forgotten, sacct="echo 'COMPLETED|0:0'")
-    assert look_at_job("7").state == "COMPLETED"
-    fake(tmp_path, monkeypatch, scontrol=forgotten, sacct="exit 1")
-    with pytest.raises(DistcacheError, match="Invalid job id"):
-        look_at_job("7")
 
 
 def test_commands_that_are_not_there_or_do_not_answer(
@@ -149,6 +76,7 @@ def test_libraries_without_a_plugin() -> None:
     with pytest.raises(ConfigError, match="unknown MPI library 'Tandem'"):
         choose_plugin("Tandem\nmore", {"pmi2"})
     assert choose_plugin("CRAY MPICH version 8.1", {"cray_shasta", "pmi2"}) == "cray_shasta"
+    assert choose_plugin("MPICH Version: 5.0.2", None) == "pmi2"  # a script that is only printed
 
 
 @pytest.mark.parametrize(
@@ -173,3 +101,19 @@ def test_what_is_no_time_limit(text: str) -> None:
     """What is no time limit is refused."""
     with pytest.raises(ConfigError, match="--time"):
         parse_minutes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "memory"),
+    [("64000", "64000"), ("0", "0"), ("8g", "8G"), ("1T", "1T"), ("none", "none"), ("", "none")],
+)
+def test_memory(text: str, memory: str) -> None:
+    """Means what it means to sbatch."""
+    assert parse_memory(text) == memory
+
+
+@pytest.mark.parametrize("text", ["8GiB", "1.5G", "-1", "all", "1 G", "2G\n#SBATCH --exclusive"])
+def test_what_is_no_memory(text: str) -> None:
+    """What sbatch does not take is refused."""
+    with pytest.raises(ConfigError, match="--mem"):
+        parse_memory(text)

@@ -1,5 +1,5 @@
 """What differs between schedulers: a file for each, and a table.
 
-Slurm's jobs are submitted by submitit; the others' as batch scripts, of which these files have the
-words. Nothing here runs a command.
+These files have the words of batch scripts and of the commands that submit them. Nothing here runs
+a command.
 """

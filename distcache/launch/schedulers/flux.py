@@ -34,7 +34,6 @@ FLUX = Scheduler(
     prefix="#flux:",
     directives=_directives,
     launch=_launch,
-    asks_memory=False,
     submit=("flux", "batch"),
     after=lambda job: (f"--dependency=afterok:{job}",),
     job_pattern=r"^(\S+)$",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distcache.launch.schedulers.scheduler import Scheduler, Shape, mpiexec
+from distcache.launch.schedulers.scheduler import Scheduler, Shape, gibibytes, mpiexec
 
 
 def _directives(shape: Shape) -> Iterator[str]:
     yield f"-J {shape.name}"
     yield f"-n {shape.ranks}"
-    memory = "" if shape.memory is None else f" rusage[mem={shape.memory}G]"
+    memory = "" if shape.memory is None else f" rusage[mem={gibibytes(shape.memory)}G]"
     affinity = "" if shape.cpus == 1 else f" affinity[core({shape.cpus})]"
     yield f'-R "span[ptile={shape.tasks}]{memory}{affinity}"'
     yield f"-W {shape.minutes}"
@@ -37,5 +37,6 @@ LSF = Scheduler(
     after=lambda job: ("-w", f"done({job})"),
     job_pattern=r"<(\d+)>",
     requeue="exit 99",
+    takes=("memory",),
     takes_input=True,
 )

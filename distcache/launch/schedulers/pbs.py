@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from distcache.launch.schedulers.scheduler import Scheduler, Shape, clock, mpiexec
+from distcache.launch.schedulers.scheduler import Scheduler, Shape, clock, gibibytes, mpiexec
 
 
 def _directives(shape: Shape) -> Iterator[str]:
-    memory = "" if shape.memory is None else f":mem={shape.memory}gb"
+    memory = "" if shape.memory is None else f":mem={gibibytes(shape.memory)}gb"
     cores = shape.tasks * shape.cpus
     yield f"-N {shape.name}"
     yield f"-l select={shape.nodes}:ncpus={cores}:mpiprocs={shape.tasks}{memory}"
@@ -43,5 +43,6 @@ PBS = Scheduler(
     job_pattern=r"^(\S+)$",
     requeue='qrerun "$PBS_JOBID" && sleep 60',
     enter='cd "${PBS_O_WORKDIR:-.}"',
+    takes=("memory",),
     limits=("walltime=",),
 )

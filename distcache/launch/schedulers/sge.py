@@ -35,7 +35,6 @@ SGE = Scheduler(
     prefix="#$",
     directives=_directives,
     launch=mpiexec,
-    asks_memory=False,
     submit=("qsub", "-terse"),
     after=lambda job: ("-hold_jid", job),
     job_pattern=r"^(\d+)",

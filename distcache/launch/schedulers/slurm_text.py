@@ -1,10 +1,24 @@
-"""Slurm, as text; jobs are submitted by `distcache.launch.prejob`."""
+"""Slurm: ranks start by srun with the plugin of their MPI library.
+
+By the manual pages of Slurm 22.05, and run with it.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-from distcache.launch.schedulers.scheduler import Scheduler, Shape
+from distcache.errors import ConfigError
+from distcache.launch.schedulers.scheduler import NOT_EVERYWHERE, Scheduler, Shape
+
+OPTION: Final = re.compile(r"(?P<name>--[a-z][a-z0-9-]*)(=(?P<value>.*))?")
+# Options of the job's files, by which it is followed.
+OURS: Final = "--array --chdir --error --input --output --parsable --wrap"
+# Variables that are not named after an option which a script may have.
+VARIABLES: Final = {"TIME": "TIMELIMIT", "MEM": "MEM_PER_NODE"}
+ALWAYS: Final = ("ARRAY_INX", "ERROR", "EXPORT", "MEM_PER_CPU", "MEM_PER_GPU", "NO_REQUEUE", "WAIT")
 
 
 def _directives(shape: Shape) -> Iterator[str]:
@@ -16,22 +30,43 @@ def _directives(shape: Shape) -> Iterator[str]:
     yield f"--signal=USR1@{shape.signal_delay}"
     yield "--requeue"
     yield "--open-mode=append"
-    yield f"--output={shape.logs}/%j.log"
+    yield f"--output={shlex.quote(f'{shape.logs}/%j.log')}"
     if shape.memory is not None:
-        yield f"--mem={shape.memory}G"
+        yield f"--mem={shape.memory}"
     if shape.queue is not None:
-        yield f"--partition={shape.queue}"
+        yield f"--partition={shlex.quote(shape.queue)}"
     if shape.account is not None:
-        yield f"--account={shape.account}"
+        yield f"--account={shlex.quote(shape.account)}"
     if shape.qos is not None:
-        yield f"--qos={shape.qos}"
+        yield f"--qos={shlex.quote(shape.qos)}"
     if shape.constraint is not None:
-        yield f"--constraint={shape.constraint}"
+        yield f"--constraint={shlex.quote(shape.constraint)}"
 
 
 def _launch(shape: Shape) -> Sequence[str]:
+    # Since Slurm 22.05 a step does not have the CPUs per task of its job unless it asks for them.
     own = (f"--mpi={shape.mpi}", f"--cpus-per-task={shape.cpus}", "--kill-on-bad-exit=1")
     return ("srun", *own, *shape.srun)
+
+
+def _read_directive(text: str) -> str:
+    """Return an option with its value quoted; sbatch cuts what is not at a blank."""
+    found = OPTION.fullmatch(text)
+    if found is None:
+        raise ConfigError(
+            f"--directive {text!r}: expected an option of sbatch, such as --gres=gpu:1"
+        )
+    if found["name"] in OURS.split():
+        raise ConfigError(f"--directive {text!r}: distcache finds the job's files by this one")
+    return f"{found['name']}={shlex.quote(found['value'])}" if found["value"] else text
+
+
+def _overruling(script: str) -> Iterator[str]:
+    """Yield the variables that sbatch prefers to the options in a script."""
+    words = re.findall(r"(?m)^#SBATCH --([\w-]+)", script)
+    names = [word.upper().replace("-", "_") for word in words]
+    for name in (*ALWAYS, *(VARIABLES.get(name, name) for name in names)):
+        yield f"SBATCH_{name}"
 
 
 SLURM = Scheduler(
@@ -41,6 +76,16 @@ SLURM = Scheduler(
     launch=_launch,
     submit=("sbatch", "--parsable"),
     after=lambda job: (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes"),
-    job_pattern=r"^(\d+)",
+    job_pattern=r"^(\d+)(;.*)?$",
     requeue='scontrol requeue "$SLURM_JOB_ID" && sleep 60',
+    takes=NOT_EVERYWHERE,
+    replaced={
+        "--mem-per-cpu": "--mem",
+        "--mem-per-gpu": "--mem",
+        "--ntasks": "--ntasks-per-node",
+        "--no-requeue": "--requeue",
+    },
+    read_directive=_read_directive,
+    misread="%\\\"'",
+    overruling=_overruling,
 )

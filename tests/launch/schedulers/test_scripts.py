@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,12 @@ SHAPE = Shape(
     tasks=4,
     cpus=2,
     minutes=90,
-    memory=12,
+    memory="12G",
     queue="debug",
     account="lab",
     logs=Path("/shared/caches/c.jobs"),
     mpiexec="/opt/env/bin/mpiexec",
+    mpi="pmi2",
 )
 
 
@@ -80,6 +82,67 @@ def test_one_rank_needs_no_launcher() -> None:
 def test_given_directives(own: list[str], given: list[str], expected: list[str]) -> None:
     """A given directive takes the place of the one of its name; an empty one leaves it out."""
     assert with_directives(own, given) == expected
+
+
+def slurm_script(*given: str, **shape: Any) -> list[str]:
+    """Return the lines of a script for Slurm with given directives."""
+    text = build_script(SCHEDULERS["slurm"], SHAPE._replace(**shape), WORDS, CACHE, given)
+    return text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("given", "gone", "there"),
+    [
+        ("--mem-per-cpu=4G", "--mem=12G", "--mem-per-cpu=4G"),
+        ("--mem-per-gpu=4G", "--mem=12G", "--mem-per-gpu=4G"),
+        ("--ntasks=4", "--ntasks-per-node=4", "--ntasks=4"),
+        ("--no-requeue", "--requeue", "--no-requeue"),
+        ("--signal=USR1@30", "--signal=USR1@90", "--signal=USR1@30"),
+        ("--nodes=1-2", "--nodes=2", "--nodes=1-2"),
+        ("--job-name=my job", "--job-name=distcache", "--job-name='my job'"),
+        ("--exclusive", "", "--exclusive"),
+    ],
+)
+def test_a_directive_of_slurm(given: str, gone: str, there: str) -> None:
+    """It takes the place of what sbatch would refuse beside it; a value with a blank is quoted."""
+    lines = slurm_script(given)
+    assert f"#SBATCH {there}" in lines
+    assert f"#SBATCH {gone}" not in lines
+
+
+@pytest.mark.parametrize("odd", ["gres=1", "--", "--output=x", "--wrap=y", "--x=\n#SBATCH -w a"])
+def test_what_is_no_directive_of_slurm(odd: str) -> None:
+    """What distcache relies on cannot be overruled."""
+    with pytest.raises(ConfigError, match=r"expected|finds the job's files"):
+        slurm_script(odd)
+
+
+@pytest.mark.parametrize(
+    ("memory", "slurm", "pbs"),
+    [("64000", "64000", 63), ("8G", "8G", 8), ("1T", "1T", 1024), ("1K", "1K", 1)],
+)
+def test_memory(memory: str, slurm: str, pbs: int) -> None:
+    """Is in the words of sbatch, whatever the scheduler; a number alone is of MiB."""
+    assert f"#SBATCH --mem={slurm}" in slurm_script(memory=memory)
+    shape = SHAPE._replace(memory=memory)
+    assert f":mem={pbs}gb\n" in build_script(SCHEDULERS["pbs"], shape, WORDS, CACHE)
+    assert f"[mem={pbs}G]" in build_script(SCHEDULERS["lsf"], shape, WORDS, CACHE)
+
+
+def test_all_memory_of_a_node() -> None:
+    """Is 0 for Slurm; other schedulers have no such word."""
+    assert "#SBATCH --mem=0" in slurm_script(memory="0")
+    with pytest.raises(ConfigError, match="--mem 0: only Slurm"):
+        build_script(SCHEDULERS["lsf"], SHAPE._replace(memory="0"), WORDS, CACHE)
+
+
+def test_variables_that_would_overrule_a_script() -> None:
+    """Those of what the script says, and only those, are kept from sbatch."""
+    script = "\n".join(slurm_script(queue=None))
+    found = set(SCHEDULERS["slurm"].overruling(script))
+    assert found > {"SBATCH_TIMELIMIT", "SBATCH_MEM_PER_NODE", "SBATCH_OUTPUT", "SBATCH_ACCOUNT"}
+    assert "SBATCH_PARTITION" not in found
+    assert not set(SCHEDULERS["pbs"].overruling(script))
 
 
 @pytest.mark.parametrize(
@@ -166,6 +229,12 @@ def commands(directory: Path, name: str, script: str) -> None:
         ("sge", "qsub", "123", "-terse -hold_jid 7 {path}"),
         ("flux", "flux", "f2Kk9", "batch --dependency=afterok:7 {path}"),
         ("lsf", "bsub", "Job <123> is submitted to queue <a>.", "-w done(7)"),
+        (
+            "slurm",
+            "sbatch",
+            "123;lab",
+            "--parsable --dependency=afterok:7 --kill-on-invalid-dep=yes {path}",
+        ),
     ],
 )
 def test_submission(
@@ -201,9 +270,10 @@ def test_what_the_scheduler_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     commands(tmp_path, "qsub", "echo 'qsub: Unknown queue' >&2; exit 1")
     with pytest.raises(DistcacheError, match="Unknown queue"):
         submit_script(pbs, path, MARK)
-    commands(tmp_path, "qsub", "true")
-    with pytest.raises(DistcacheError, match="instead of the number of a job"):
-        submit_script(pbs, path, MARK)
+    for said in ("", "Your last job 17 was slow", "-1", "7 8"):
+        commands(tmp_path, "sbatch", f"echo '{said}'")
+        with pytest.raises(DistcacheError, match="instead of the number of a job"):
+            submit_script(SCHEDULERS["slurm"], path, MARK)
 
 
 def run_script(text: str, directory: Path, **variables: str) -> subprocess.Popen[str]:
@@ -216,7 +286,13 @@ def run_script(text: str, directory: Path, **variables: str) -> subprocess.Popen
 
 @pytest.mark.parametrize(
     ("name", "expected", "again"),
-    [("pbs", 8, "qrerun 7"), ("sge", 99, ""), ("lsf", 99, ""), ("flux", 8, "")],
+    [
+        ("slurm", -9, "scontrol requeue 7"),
+        ("pbs", -9, "qrerun 7"),
+        ("sge", 99, ""),
+        ("lsf", 99, ""),
+        ("flux", 8, ""),
+    ],
 )
 def test_an_interrupted_build(
     name: SchedulerName, expected: int, again: str, tmp_path: Path
@@ -228,14 +304,16 @@ def test_an_interrupted_build(
         f"echo $$ >{tmp_path}/part; mv {tmp_path}/part {tmp_path}/pid\nsleep 60 & wait\n"
     )
     rank.chmod(0o755)
-    commands(tmp_path, "qrerun", f"echo qrerun $1 >>{tmp_path}/again; exit 1")
+    for command in ("qrerun", "scontrol"):
+        commands(tmp_path, command, f"echo {command} $@ >>{tmp_path}/again; kill -KILL $PPID")
+    commands(tmp_path, "srun", 'while [ "$1" != "${1#-}" ]; do shift; done; exec "$@"')
     commands(tmp_path, "flux", 'while [ "$1" != "${1#[-r]}" ]; do shift; done; exec "$@"')
     one = SHAPE._replace(nodes=1, tasks=1, cpus=1, logs=tmp_path)
     text = build_script(SCHEDULERS[name], one, [], tmp_path / "c.h5")
     text = text.replace(f"{sys.executable} -P -m distcache", str(rank))
     for _ in range(4):  # it starts again three times
         (tmp_path / "pid").unlink(missing_ok=True)
-        job = run_script(text, tmp_path, PBS_JOBID="7")
+        job = run_script(text, tmp_path, PBS_JOBID="7", SLURM_JOB_ID="7")
         wait_until((tmp_path / "pid").exists, "the rank")
         job.send_signal(signal.SIGUSR1)
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGUSR1)
@@ -245,6 +323,7 @@ def test_an_interrupted_build(
         assert job.returncode == expected, errors
     assert job.returncode == 8
     assert ("submit again to resume" in errors) == (name == "flux")
+    assert not (tmp_path / "c-restarts").exists()  # the next job of this script begins anew
     if again:
         assert (tmp_path / "again").read_text().split("\n") == [again] * 3 + [""]
 

@@ -1,4 +1,4 @@
-"""What a submission to a scheduler other than Slurm refuses before anything is submitted."""
+"""What a submission writes, and what it refuses before anything is submitted."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from typing import Any
 import pytest
 
 from distcache.errors import ConfigError
-from distcache.launch.submit import SubmitOptions, submit
+from distcache.launch.prejob import JobOptions
+from distcache.launch.schedulers.known_schedulers import SchedulerName
+from distcache.launch.submit import SubmitOptions, scripts_of, submit
+from distcache.ranks.progress import NullProgress
 
 
 @pytest.fixture
 def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a command of Grid Engine into PATH; return the file in which it counts jobs."""
+    """Put commands of schedulers into PATH; return the file in which they count jobs."""
     commands, file = tmp_path / "commands", tmp_path / "submitted"
     commands.mkdir()
-    qsub = commands / "qsub"
-    qsub.write_text(f"#!/bin/sh\necho >>{file}\nwc -l <{file}\n")
-    qsub.chmod(qsub.stat().st_mode | stat.S_IXUSR)
+    for name in ("qsub", "sbatch"):
+        command = commands / name
+        command.write_text(f"#!/bin/sh\necho >>{file}\nwc -l <{file}\n")
+        command.chmod(command.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     return file
 
@@ -35,14 +39,45 @@ def words(blend_config: dict[str, Any], tmp_path: Path, shared: Path) -> tuple[A
     return config, shared, "c", [str(train)]
 
 
-def test_both_jobs(words: tuple[Any, ...], submitted: Path, tmp_path: Path) -> None:
-    """The pre-job comes first, and their scripts are in the directory of logs."""
-    options = SubmitOptions(scheduler="sge", logs=tmp_path / "logs")
+@pytest.mark.parametrize("scheduler", ["slurm", "sge"])
+def test_both_jobs(
+    scheduler: SchedulerName, words: tuple[Any, ...], submitted: Path, tmp_path: Path
+) -> None:
+    """The pre-job comes first; what is submitted is what would be printed."""
+    job = JobOptions(mpi="pmi2" if scheduler == "slurm" else None)
+    options = SubmitOptions(scheduler=scheduler, logs=tmp_path / "logs", job=job)
+    printed = scripts_of(*words, options, NullProgress())
+    assert not (tmp_path / "logs").exists()
     found = submit(*words, options)
     assert found.prejob is not None
     assert (found.prejob.job, found.training) == ("1", "2")
-    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"c-build.sh", "c-train.sh"}
     assert len(submitted.read_text().splitlines()) == 2
+    scripts = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    assert scripts == {"c-build.sh": printed.prejob, "c-train.sh": printed.training}
+    assert "export DISTCACHE_CACHE=" in scripts["c-train.sh"]
+
+
+def test_options_of_another_scheduler(words: tuple[Any, ...], submitted: Path) -> None:
+    """Each is one error, before anything is submitted."""
+    job = JobOptions(mpi="pmi2", qos="high", memory="2G")
+    with pytest.raises(ConfigError) as caught:
+        submit(*words, SubmitOptions(scheduler="sge", job=job))
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "--mem",
+        "--mpi",
+        "--qos",
+    ]
+    assert not submitted.exists()
+
+
+def test_slurm_options_of_the_configuration(words: tuple[Any, ...], submitted: Path) -> None:
+    """They come before those of the command line."""
+    fields = json.loads(words[0].read_text()) | {"slurm": {"sbatch": ["--gres=a"], "srun": ["-x"]}}
+    words[0].write_text(json.dumps(fields))
+    job = JobOptions(mpi="pmi2", sbatch=("--gres=b",), srun=("-y",))
+    text = scripts_of(*words, SubmitOptions(scheduler="slurm", job=job), NullProgress()).prejob
+    assert "#SBATCH --gres=a\n#SBATCH --gres=b\n" in text  # sbatch takes the last
+    assert " -x -y " in text
 
 
 def test_a_file_in_the_place_of_a_script(
@@ -70,3 +105,10 @@ def test_logs_that_a_scheduler_would_misread(
     with pytest.raises(ConfigError, match="choose another directory with --logs"):
         submit(*words, SubmitOptions(scheduler="sge", logs=tmp_path / name))
     assert not submitted.exists()
+
+
+def test_logs_in_a_directory_with_a_blank(words: tuple[Any, ...], tmp_path: Path) -> None:
+    """Slurm takes them."""
+    options = SubmitOptions(scheduler="slurm", logs=tmp_path / "a b", job=JobOptions(mpi="pmi2"))
+    text = scripts_of(*words, options, NullProgress()).prejob
+    assert f"#SBATCH --output='{tmp_path}/a b/%j.log'" in text

@@ -12,8 +12,12 @@
 # written by distcache submit
 # Signals are for the ranks; this script acts on their exit code.
 trap : USR1 USR2 TERM
+echo "==== started on $HOSTNAME" >&2
 flux run --signal=SIGUSR1@90s --ntasks=8 --cores-per-task=2 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
 code=$?
-[ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ] && code=5
+if [ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ]; then
+    echo 'distcache: /shared/caches/c.h5: is not there, though all ranks have succeeded' >&2
+    code=5
+fi
 [ "$code" -eq 8 ] && echo "distcache was interrupted; submit again to resume" >&2
 exit "$code"

@@ -1,4 +1,4 @@
-# Run here: on the test cluster, tests/cluster/test_sites.py.
+# Run here: on the test cluster, tests/cluster/test_story.py.
 #!/bin/bash
 #SBATCH --job-name=distcache
 #SBATCH --nodes=2
@@ -16,11 +16,16 @@
 # written by distcache submit
 # Signals are for the ranks; this script acts on their exit code.
 trap : USR1 USR2 TERM
+echo "==== started on $HOSTNAME" >&2
 srun --mpi=pmi2 --cpus-per-task=2 --kill-on-bad-exit=1 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
 code=$?
-[ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ] && code=5
+if [ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ]; then
+    echo 'distcache: /shared/caches/c.h5: is not there, though all ranks have succeeded' >&2
+    code=5
+fi
 if [ "$code" -eq 8 ] && echo again >>/shared/caches/c.jobs/c-restarts && [ $(wc -l </shared/caches/c.jobs/c-restarts) -le 3 ]; then
     echo "distcache was interrupted; the job starts again, and resumes" >&2
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
+rm -f /shared/caches/c.jobs/c-restarts
 exit "$code"
