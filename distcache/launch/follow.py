@@ -188,7 +188,7 @@ def failure(job: str, log: Path, state: str) -> DistcacheError:
     job : str
         Number of a job that has ended.
     log : Path
-        What its ranks and its script have written.
+        Path of the output of its ranks and its script.
     state : str
         Last state of the job.
     """

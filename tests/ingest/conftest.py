@@ -21,7 +21,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -
     directory = tmp_path_factory.mktemp("tokenizers")
     texts.train_bpe(directory / "tokenizer.json", documents)
     texts.train_sentencepiece(directory / "pieces.model", documents)
-    texts.write_ranks(directory / "r50k_base.tiktoken")
+    texts.write_ranks(directory / "ranks.tiktoken")
     return directory
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tiktoken_ext.openai_public import r50k_pat_str
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, CorpusError, DistcacheError, NotReady
@@ -189,10 +190,10 @@ def test_names_that_are_not_utf8(tokenizers: Path, tmp_path: Path) -> None:
 def test_a_text_on_which_a_library_panics(tokenizers: Path, tmp_path: Path) -> None:
     """It is a wrong row like others: it is named, and can be left out."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one", " " * 1_000_000 + "x", "two"])
-    encoding = tokenizers / "r50k_base.tiktoken"
+    encoding = tokenizers / "ranks.tiktoken"
     with pytest.raises(CorpusError, match=r"a\.jsonl: line 2, byte \d+: the tokenizer refuses it"):
-        run([path], encoding, tmp_path / "out")
-    outcome = run([path], encoding, tmp_path / "out", on_error="skip")
+        run([path], encoding, tmp_path / "out", pattern=r50k_pat_str)
+    outcome = run([path], encoding, tmp_path / "out", pattern=r50k_pat_str, on_error="skip")
     assert (outcome.documents, outcome.skipped) == (2, 1)
 
 

@@ -15,7 +15,7 @@ from distcache.ingest.inputs import TextOptions, TokenOptions
 from distcache.ingest.part import Part
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.rounds import Workers
-from distcache.ingest.tokenizers import huggingface
+from distcache.ingest.tokenizers import find
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.ingest.test_tokens import ROWS
@@ -55,13 +55,13 @@ def test_a_tokenizer_is_read_by_one_rank(
 ) -> None:
     """The others get its bytes: a hub is asked once, and all have the same."""
     readers: list[int | None] = []
-    original = huggingface.read_tokenizer_file
+    original = find.read_tokenizer_file
 
     def noting(path: Path) -> bytes:
         readers.append(rank_of_thread())
         return original(path)
 
-    monkeypatch.setattr(huggingface, "read_tokenizer_file", noting)
+    monkeypatch.setattr(find, "read_tokenizer_file", noting)
     run(inputs, tokenizers, tmp_path / "out")
     assert readers == [0]
 

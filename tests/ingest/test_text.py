@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sentencepiece
 import tiktoken
+from tiktoken_ext.openai_public import r50k_pat_str
 from tokenizers import Tokenizer
 
 from distcache.builder.configuration import config_from_mapping
@@ -24,7 +26,7 @@ from distcache.errors import ConfigError, KeyMismatch, NotReady
 from distcache.ingest.inputs import TextOptions
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
-from distcache.ingest.tokenizers.tiktoken_ranks import ENCODINGS, MEGATRON_PATTERNS
+from distcache.ingest.tokenizers.tiktoken_ranks import MEGATRON_PATTERNS
 from distcache.ingest.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.plan.problems import plan_warnings
@@ -39,7 +41,8 @@ def run(
 ) -> IngestOutcome:
     """Ingest text with this process alone."""
     special, release = fields.pop("special_tokens", None), fields.pop("megatron", None)
-    chosen = TokenizerOptions(str(tokenizer), eod, special, megatron=release)
+    pattern = fields.pop("pattern", None)
+    chosen = TokenizerOptions(str(tokenizer), eod, special, pattern, megatron=release)
     options = TextOptions(**fields)
     return ingest(SerialCommunicator(), list(map(str, words)), str(out), options, chosen, 2)
 
@@ -171,30 +174,25 @@ def test_sentencepiece(tokenizers: Path, documents: list[str], tmp_path: Path) -
     assert single(tmp_path / "bos")[0][0] == model.bos_id()
 
 
-def test_tiktoken(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
-    """The pattern of an encoding that the library knows by the file's name."""
-    path = write_jsonl(tmp_path / "a.jsonl", documents)
-    file = tokenizers / "r50k_base.tiktoken"
-    run([path], file, tmp_path / "out", append_eod=True)
+def encoding_of(file: Path) -> tiktoken.Encoding:
+    """Return an encoding of tiktoken with the ranks of a file."""
     ranks = tiktoken.load.load_tiktoken_bpe(str(file))
-    from tiktoken_ext.openai_public import r50k_pat_str  # noqa: PLC0415
-
-    peer = tiktoken.Encoding(
-        "x", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256}
+    return tiktoken.Encoding(
+        "x",
+        pat_str=r50k_pat_str,
+        mergeable_ranks=ranks,
+        special_tokens={"<|endoftext|>": len(ranks)},
     )
+
+
+def test_tiktoken(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
+    """Ranks with a pattern, and the next number for the end of a document."""
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    file = tokenizers / "ranks.tiktoken"
+    run([path], file, tmp_path / "out", pattern=r50k_pat_str, append_eod=True)
+    peer = encoding_of(file)
     encoded = [peer.encode(text, allowed_special="all") for text in documents]
-    assert single(tmp_path / "out") == [[*ids, 50256] for ids in encoded if ids]
-
-
-@pytest.mark.parametrize("name", tiktoken.list_encoding_names())
-def test_what_is_known_of_encodings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is what tiktoken has, which downloads the ranks of each."""
-    from tiktoken_ext import openai_public  # noqa: PLC0415
-
-    for load in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
-        monkeypatch.setattr(openai_public, load, lambda *_, **__: {})
-    parts = openai_public.ENCODING_CONSTRUCTORS[name]()
-    assert ENCODINGS[name] == (parts["pat_str"], parts["special_tokens"])
+    assert single(tmp_path / "out") == [[*ids, peer.eot_token] for ids in encoded if ids]
 
 
 def test_an_encoding_by_its_name(
@@ -202,13 +200,10 @@ def test_an_encoding_by_its_name(
 ) -> None:
     """It is that of the file with its ranks, down to the digest in the receipt."""
     path = write_jsonl(tmp_path / "a.jsonl", documents)
-    file = tokenizers / "r50k_base.tiktoken"
-    pattern, special = ENCODINGS["r50k_base"]
-    ranks = tiktoken.load.load_tiktoken_bpe(str(file))
-    known = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: known)
-    for name in ("r50k_base", file):
-        run([path], name, tmp_path / Path(name).name, append_eod=True)
+    file = tokenizers / "ranks.tiktoken"
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding_of(file))
+    run([path], "r50k_base", tmp_path / "r50k_base", append_eod=True)
+    run([path], file, tmp_path / file.name, pattern=r50k_pat_str, append_eod=True)
     assert single(tmp_path / "r50k_base") == single(tmp_path / file.name)
     receipts = [
         read_receipt(f"{tmp_path / name}.receipt.json").tokenizer
@@ -220,7 +215,7 @@ def test_an_encoding_by_its_name(
 
 def test_megatrons_vocabulary_for_tiktoken(tokenizers: Path, tmp_path: Path) -> None:
     """A JSON list, whose ranks follow a thousand special tokens."""
-    lines = (tokenizers / "r50k_base.tiktoken").read_text().splitlines()
+    lines = (tokenizers / "ranks.tiktoken").read_text().splitlines()
     entries = [
         {"rank": int(rank), "token_bytes": token, "token_str": ""}
         for token, rank in map(str.split, lines)
@@ -262,19 +257,19 @@ def test_which_token_ends_documents(tokenizers: Path, documents: list[str], tmp_
     [
         ("tokenizer.json", "<s>", 1),
         ("pieces.model", "</s>", 2),
-        ("r50k_base.tiktoken", "<|endoftext|>", 50256),
+        ("ranks.tiktoken", "<|endoftext|>", 263),
     ],
 )
 def test_the_end_by_name_and_by_number(
     name: str, token: str, expected: int, tokenizers: Path
 ) -> None:
     """The end by name and by number for every kind of tokenizer."""
-    path = str(tokenizers / name)
-    loaded = load_tokenizer(TokenizerOptions(path, token))
-    assert loaded.facts.eod == expected
-    assert load_tokenizer(TokenizerOptions(path, "217")).facts.eod == 217
+    pattern = "v1" if name.endswith(".tiktoken") else None
+    found = TokenizerOptions(str(tokenizers / name), token, pattern=pattern)
+    assert load_tokenizer(found).facts.eod == expected
+    assert load_tokenizer(msgspec.structs.replace(found, eod="217")).facts.eod == 217
     with pytest.raises(ConfigError, match="--eod"):
-        load_tokenizer(TokenizerOptions(path, "no such token"))
+        load_tokenizer(msgspec.structs.replace(found, eod="no such token"))
 
 
 def test_special_tokens_and_patterns(tokenizers: Path, tmp_path: Path) -> None:
@@ -283,12 +278,12 @@ def test_special_tokens_and_patterns(tokenizers: Path, tmp_path: Path) -> None:
     bare = load_tokenizer(TokenizerOptions(pieces)).encode(["a"]).ids.tolist()
     first = load_tokenizer(TokenizerOptions(pieces, None, True)).encode(["a"])
     assert first.ids.tolist() == [1, *bare]
-    ranks = tokenizers / "r50k_base.tiktoken"
+    ranks = tokenizers / "ranks.tiktoken"
     with pytest.raises(ConfigError, match="add none"):
-        load_tokenizer(TokenizerOptions(str(ranks), None, True))
+        load_tokenizer(TokenizerOptions(str(ranks), None, True, "v1"))
     unknown = tmp_path / "mine.tiktoken"
     unknown.write_bytes(ranks.read_bytes())
-    with pytest.raises(ConfigError, match=r"no encoding mine .*--tiktoken-pattern"):
+    with pytest.raises(ConfigError, match=r"ranks only; give --tiktoken-pattern"):
         load_tokenizer(TokenizerOptions(str(unknown)))
     found = load_tokenizer(TokenizerOptions(str(unknown), None, False, "v2"))
     ranked = tiktoken.load.load_tiktoken_bpe(str(ranks))

@@ -102,9 +102,11 @@ def _find_by_name(options: TokenizerOptions) -> TokenizerSource:
     name = options.name
     if os.path.lexists(name) or name.endswith(SUFFIXES) or not NAME.fullmatch(name):
         raise NotReady(f"--tokenizer {name}: no such file")
-    from distcache.ingest.tokenizers.tiktoken_ranks import ENCODINGS, source_by_name  # noqa: PLC0415
+    import tiktoken  # noqa: PLC0415
 
-    if name in ENCODINGS:
+    if name in tiktoken.list_encoding_names():
+        from distcache.ingest.tokenizers.tiktoken_ranks import source_by_name  # noqa: PLC0415
+
         return source_by_name(options)
     from distcache.ingest.tokenizers.huggingface import download  # noqa: PLC0415
 
@@ -128,33 +130,22 @@ def _of_directory(directory: Path, options: TokenizerOptions) -> TokenizerSource
     ConfigError
         If files beside it change tokens in a way that is not followed here.
     """
-    if (directory / "tokenizer.json").exists():
-        from distcache.ingest.tokenizers.huggingface import source_of_directory  # noqa: PLC0415
-
-        return source_of_directory(directory, options, "tokenizer.json")
-    path = directory / "vocab.json"
-    if path.is_file():
-        from distcache.ingest.tokenizers.directory import read_directory  # noqa: PLC0415
-        from distcache.ingest.tokenizers.huggingface import adds_special_tokens  # noqa: PLC0415
-
-        source = _of_file(path, options)
-        if source.kind != "huggingface":
-            return source  # a vocabulary for tiktoken
-        found = read_directory(path, source.content, options, around=adds_special_tokens(options))
-        return msgspec.structs.replace(source, content=found.content, end=found.end or source.end)
-    path = directory / "tokenizer.model"
-    if path.is_file():
-        from distcache.ingest.tokenizers.directory import FILES  # noqa: PLC0415
+    names = ("tokenizer.json", "vocab.json", "tokenizer.model")
+    path = next((directory / name for name in names if (directory / name).is_file()), None)
+    if path is not None:
+        from distcache.ingest.tokenizers.directory import FILES, source_of_directory  # noqa: PLC0415
 
         beside = [name for name in FILES if (directory / name).is_file()]
-        if beside:
+        if beside and path.name == "tokenizer.model":
             raise ConfigError(
                 f"--tokenizer {options.name}: training also reads {beside[0]} beside "
                 f"tokenizer.model, which may change tokens; give {path} to follow that file alone, "
                 "or have transformers write tokenizer.json: "
                 "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
-        return TokenizerSource("sentencepiece", path.name, read_tokenizer_file(path))
+        if beside:
+            return source_of_directory(directory, options, path.name)
+        return _of_file(path, options)
     raise NotReady(
         f"--tokenizer {options.name}: has no tokenizer.json, no vocab.json with merges.txt and no "
         "tokenizer.model"

@@ -13,7 +13,7 @@ import huggingface_hub
 import tokenizers
 
 from distcache.errors import ConfigError, NotReady
-from distcache.ingest.tokenizers.directory import FILES, read_directory, stated_end
+from distcache.ingest.tokenizers.directory import FILES, source_of_directory, stated_end
 from distcache.ingest.tokenizers.tokenizer import (
     Encoded,
     TokenizerOptions,
@@ -73,7 +73,7 @@ class HuggingFace:
             raise ConfigError(f"--tokenizer {options.name}: is not a tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special = adds_special_tokens(options)
+        self._special = _adds_special_tokens(options)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         size = max(vocabulary.values(), default=-1) + 1
         eod = eod_of(options, vocabulary.get, _usual_end(vocabulary, stated_end))
@@ -111,27 +111,15 @@ def download(options: TokenizerOptions) -> TokenizerSource:
     for name in FILES:
         with contextlib.suppress(ValueError), refusing():
             huggingface_hub.hf_hub_download(options.name, name)
-    return source_of_directory(path.parent, options, options.name)
+    if any((path.parent / name).is_file() for name in FILES):
+        return source_of_directory(path.parent, options, options.name)
+    return TokenizerSource("huggingface", options.name, read_tokenizer_file(path))
 
 
-def adds_special_tokens(options: TokenizerOptions) -> bool:
+def _adds_special_tokens(options: TokenizerOptions) -> bool:
     """Return whether the tokens that belong around a text are added, as Megatron's release does."""
     since = options.megatron is not None and options.megatron >= "0.17"
     return since if options.special_tokens is None else options.special_tokens
-
-
-def source_of_directory(directory: Path, options: TokenizerOptions, name: str) -> TokenizerSource:
-    """Read a directory with `tokenizer.json`, as `AutoTokenizer` does.
-
-    Raises
-    ------
-    ConfigError
-        As `read_directory`.
-    """
-    path = directory / "tokenizer.json"
-    content = read_tokenizer_file(path)
-    found = read_directory(path, content, options, around=adds_special_tokens(options))
-    return TokenizerSource("huggingface", name, found.content, found.end)
 
 
 def _usual_end(vocabulary: dict[str, int], stated: str | None) -> int | None:

@@ -37,60 +37,7 @@ MEGATRON_SPECIAL: Final = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "
 MEGATRON_RESERVED: Final = 1000
 MEGATRON_VOCABULARY: Final = 1 << 17
 
-# How the encodings of tiktoken cut text, and their special tokens, by name (tiktoken 0.14,
-# tiktoken_ext/openai_public.py): a file of ranks says neither. A test compares them.
-_R50K: Final = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-_CL100K: Final = (
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
-    r"\s++$|\s*[\r\n]|\s+(?!\S)|\s"
-)
-_SHORT: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_O200K: Final = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}|"
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}|"
-    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|" + _SPACES
-)
 _END: Final = "<|endoftext|>"
-_FIM: Final = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
-_HARMONY: Final = {
-    "startoftext": 199998,
-    "return": 200002,
-    "constrain": 200003,
-    "channel": 200005,
-    "start": 200006,
-    "end": 200007,
-    "message": 200008,
-    "call": 200012,
-}
-_O200K_SPECIAL: Final = {_END: 199999, "<|endofprompt|>": 200018}
-
-
-def _harmony() -> dict[str, int]:
-    """Return the special tokens of o200k_harmony: named ones among reserved ones."""
-    named = {number: name for name, number in _HARMONY.items()}
-    found = {
-        f"<|{named.get(number, f'reserved_{number}')}|>": number
-        for number in (199998, *range(200000, 201088))
-    }
-    return found | _O200K_SPECIAL
-
-
-ENCODINGS: Final[dict[str, tuple[str, dict[str, int]]]] = {
-    "gpt2": (_R50K, {_END: 50256}),
-    "r50k_base": (_R50K, {_END: 50256}),
-    "p50k_base": (_R50K, {_END: 50256}),
-    "p50k_edit": (_R50K, {_END: 50256, **dict(zip(_FIM, range(50281, 50284), strict=True))}),
-    "cl100k_base": (
-        _CL100K,
-        {
-            _END: 100257,
-            **dict(zip(_FIM, range(100258, 100261), strict=True)),
-            "<|endofprompt|>": 100276,
-        },
-    ),
-    "o200k_base": (_O200K, _O200K_SPECIAL),
-    "o200k_harmony": (_O200K, _harmony()),
-}
 
 
 @decodable
@@ -131,12 +78,11 @@ def source_by_name(options: TokenizerOptions) -> TokenizerSource:
             encoding = tiktoken.get_encoding(options.name)
     except ValueError as error:
         raise NotReady(
-            f"--tokenizer {options.name}: tiktoken cannot get it ({error}); "
-            f"give the file {options.name}.tiktoken"
+            f"--tokenizer {options.name}: tiktoken cannot get it ({error}); have it in a directory "
+            "that TIKTOKEN_CACHE_DIR names"
         ) from error
-    rank_of = encoding.encode_single_token
-    ranks = {token: rank_of(token) for token in encoding.token_byte_values()}
-    content = _encoded(options.name, *ENCODINGS[options.name], ranks)
+    special, ranks = encoding._special_tokens, encoding._mergeable_ranks
+    content = _encoded(options.name, encoding._pat_str, special, ranks)
     return TokenizerSource("tiktoken", options.name, content, _END)
 
 
@@ -200,16 +146,14 @@ class Tiktoken:
 
 
 def _encoding_of_ranks(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> bytes:
-    """Return ranks with a pattern and special tokens, from the options or by their name."""
-    if options.pattern is not None:
-        pattern = MEGATRON_PATTERNS.get(options.pattern, options.pattern)
-        return _encoded(name, pattern, {_END: max(ranks.values()) + 1}, ranks)
-    if name not in ENCODINGS:
+    """Return ranks with the pattern of the options, and a token that ends documents."""
+    if options.pattern is None:
         raise ConfigError(
-            f"--tokenizer {options.name}: the file holds ranks only, and no encoding {name} is "
-            f"known ({', '.join(sorted(ENCODINGS))}); give --tiktoken-pattern"
+            f"--tokenizer {options.name}: the file holds ranks only; give --tiktoken-pattern, or "
+            f"the name of an encoding ({', '.join(tiktoken.list_encoding_names())})"
         )
-    return _encoded(name, *ENCODINGS[name], ranks)
+    pattern = MEGATRON_PATTERNS.get(options.pattern, options.pattern)
+    return _encoded(name, pattern, {_END: max(ranks.values()) + 1}, ranks)
 
 
 def _encoding_of_megatron(content: bytes, options: TokenizerOptions) -> bytes:

@@ -1,4 +1,4 @@
-"""A directory makes the tokens that AutoTokenizer makes of it, or is refused by a key."""
+"""A directory makes the tokens that AutoTokenizer makes of it, or is refused."""
 
 from __future__ import annotations
 
@@ -24,14 +24,6 @@ PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": texts.END}
 TEXTS = ["hello world", "", "<extra> a", f"a{texts.END}b", " <s> x"]
 
 
-@pytest.fixture(params=["with a judge", "alone"])
-def judged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether transformers is installed."""
-    if request.param == "alone":
-        monkeypatch.setattr(tokenizer_directory, "find_spec", lambda _name: None)
-    return bool(request.param == "with a judge")
-
-
 def make(directory: Path, tokenizers: Path, files: dict[str, Any], template: str = "$A") -> Path:
     """Write a directory with a tokenizer whose template puts tokens around a text."""
     directory.mkdir(exist_ok=True)
@@ -51,12 +43,12 @@ def tokens_of(options: TokenizerOptions) -> list[list[int]]:
     return [tokens.tolist() for tokens in loaded.encode(TEXTS).split()]
 
 
-def result_of(options: TokenizerOptions) -> list[list[int]] | ConfigError:
-    """Return the tokens of the texts, or the refusal."""
-    try:
-        return tokens_of(options)
-    except ConfigError as error:
-        return error
+def theirs(directory: Path, *, around: bool) -> list[list[int]]:
+    """Return the tokens that training makes of the texts."""
+    loaded = AutoTokenizer.from_pretrained(str(directory))
+    if around:
+        return [loaded(text).input_ids for text in TEXTS]
+    return [loaded.convert_tokens_to_ids(loaded.tokenize(text)) for text in TEXTS]
 
 
 @pytest.mark.few(1)
@@ -68,105 +60,97 @@ def test_tokens_around_a_text(
     kind: dict[str, Any],
     stated: dict[str, Any],
     template: str,
-    judged: bool,
     tokenizers: Path,
     tmp_path: Path,
 ) -> None:
-    """They are those of transformers, or the error names the key and the way out."""
+    """They are those of transformers; `tokenizer.json` alone can be followed, too."""
     files = {"tokenizer_config.json": kind | {"bos_token": "<s>"} | stated}
     directory = make(tmp_path / "t", tokenizers, files, template)
     options = TokenizerOptions(str(directory), special_tokens=True)
-    theirs = [AutoTokenizer.from_pretrained(str(directory))(text).input_ids for text in TEXTS]
-    found = result_of(options)
-    if isinstance(found, ConfigError):
-        assert not judged
-        assert ("add_bos_token" if stated else "tokenizer_class") in str(found)
-        assert f"give {directory}/tokenizer.json to follow that file alone" in str(found)
-    else:
-        assert found == theirs
+    assert tokens_of(options) == theirs(directory, around=True)
     alone = TokenizerOptions(str(directory / "tokenizer.json"), special_tokens=True)
-    assert tokens_of(alone)[0][:1] == ([1] if "<s>" in template else tokens_of(alone)[0][:1])
+    assert (tokens_of(alone)[0][:1] == [1]) == ("<s>" in template)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": PLAIN | {"pad_token": "[NEW]"}},
+        {"tokenizer_config.json": PLAIN | {"additional_special_tokens": ["<extra>"]}},
+        {"special_tokens_map.json": {"unk_token": {"content": "[UNK]"}}},
+        {"added_tokens.json": {"<extra>": 600}},
+        {"tokenizer_config.json": PLAIN | {"add_prefix_space": True}},
+        {"tokenizer_config.json": PLAIN | {"tokenizer_class": "MyTokenizer"}},
+        {"tokenizer_config.json": {k: v for k, v in LLAMA.items() if k != "unk_token"}},
+        {"config.json": {"model_type": "qwen2"}},
+    ],
+)
+def test_files_that_change_tokens(files: dict[str, Any], tokenizers: Path, tmp_path: Path) -> None:
+    """They are followed as training follows them."""
+    directory = make(tmp_path / "t", tokenizers, files)
+    assert tokens_of(TokenizerOptions(str(directory))) == theirs(directory, around=False)
 
 
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"tokenizer_config.json": PLAIN | {"pad_token": "[NEW]"}}, r"pad_token '\[NEW\]'"),
-        (
-            {"tokenizer_config.json": PLAIN | {"additional_special_tokens": ["<extra>"]}},
-            "additional_special_tokens '<extra>'",
-        ),
-        (
-            {"tokenizer_config.json": PLAIN | {"extra_special_tokens": {"image": "<extra>"}}},
-            "extra_special_tokens '<extra>'",
-        ),
-        (
-            {"special_tokens_map.json": {"unk_token": {"content": "[UNK]"}}},
-            r"special_tokens_map.json: unk_token '\[UNK\]'",
-        ),
-        ({"added_tokens.json": {"<extra>": 600}}, "added_tokens.json: '<extra>' with id 600"),
-        (
-            {
-                "tokenizer_config.json": PLAIN
-                | {"added_tokens_decoder": {"600": {"content": "<extra>"}}}
-            },
-            "added_tokens_decoder '<extra>' is no added token",
-        ),
-        (
-            {
-                "tokenizer_config.json": PLAIN
-                | {"added_tokens_decoder": {"1": {"content": "<s>", "lstrip": True}}}
-            },
-            "added_tokens_decoder '<s>' has another lstrip",
-        ),
-        (
-            {"tokenizer_config.json": PLAIN | {"added_tokens_decoder": {"7": {"content": "<s>"}}}},
-            "added_tokens_decoder '<s>' has id 7 there, 1 in",
-        ),
-        ({"tokenizer_config.json": PLAIN | {"add_prefix_space": True}}, "add_prefix_space is true"),
-        (
-            {"tokenizer_config.json": PLAIN | {"split_special_tokens": True}},
-            "split_special_tokens is true",
-        ),
+        ({"tokenizer_config.json": PLAIN | {"split_special_tokens": True}}, "split_special_tokens"),
         (
             {"tokenizer_config.json": PLAIN | {"auto_map": {"AutoTokenizer": ["a.B", None]}}},
             "auto_map names code",
         ),
         ({"tokenizer_config.json": [1]}, "is not an object"),
+        ({"config.json": {"model_type": "roberta"}, "vocab.json": [1]}, "cannot load it"),
     ],
 )
-def test_a_key_that_changes_tokens_is_refused(
-    files: dict[str, Any], said: str, judged: bool, tokenizers: Path, tmp_path: Path
+def test_what_is_refused(
+    files: dict[str, Any], said: str, tokenizers: Path, tmp_path: Path
 ) -> None:
-    """It is named, with or without a judge."""
+    """What the library tokenizers cannot do alone, and what is damaged."""
     directory = make(tmp_path / "t", tokenizers, files)
+    if "vocab.json" in files:
+        (directory / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=said):
         tokens_of(TokenizerOptions(str(directory)))
 
 
-def test_an_unknown_class_needs_the_judge(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
-    """An unknown class needs the judge, which takes it for the tokenizer of the file."""
-    config = PLAIN | {"tokenizer_class": "MyTokenizer"}
+def test_without_transformers(
+    tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is followed alone; what files beside it mean is not guessed."""
+    monkeypatch.setattr(tokenizer_directory, "find_spec", lambda _name: None)
+    directory = make(tmp_path / "t", tokenizers, {})
+    alone = tokens_of(TokenizerOptions(str(directory)))
+    make(directory, tokenizers, {"tokenizer_config.json": PLAIN})
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json may change tokens; install the"):
+        tokens_of(TokenizerOptions(str(directory)))
+    assert tokens_of(TokenizerOptions(str(directory / "tokenizer.json"))) == alone
+
+
+def test_files_that_change_nothing(tokenizers: Path, tmp_path: Path) -> None:
+    """The digest of a receipt is that of the file, with or without what is beside it."""
+    config = PLAIN | {"pad_token": texts.END}
     directory = make(tmp_path / "t", tokenizers, {"tokenizer_config.json": config})
-    options = TokenizerOptions(str(directory))
-    found = result_of(options)
-    if judged:
-        assert isinstance(found, list)
-    else:
-        assert "'MyTokenizer' may change tokens; install transformers" in str(found)
+    file = TokenizerOptions(str(directory / "tokenizer.json"))
+    there = make_tokenizer(find_tokenizer(TokenizerOptions(str(directory))), file)
+    assert there.facts.digest == make_tokenizer(find_tokenizer(file), file).facts.digest
 
 
 @pytest.mark.few(1)
-def test_a_map_names_the_end_of_documents(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
-    """A map names the end of documents; if two files name two, it must be chosen."""
+def test_a_map_names_the_end_of_documents(tokenizers: Path, tmp_path: Path) -> None:
+    """Of a directory, transformers says it; beside a file, two that differ must be chosen from."""
     files: dict[str, Any] = {"special_tokens_map.json": {"eos_token": "<s>"}}
     directory = make(tmp_path / "t", tokenizers, files)
-    assert find_tokenizer(TokenizerOptions(str(directory))).end == "<s>"
+    file = str(directory / "tokenizer.json")
+    assert find_tokenizer(TokenizerOptions(file)).end == "<s>"
     files["tokenizer_config.json"] = PLAIN
     make(directory, tokenizers, files)
+    theirs = AutoTokenizer.from_pretrained(str(directory)).eos_token
+    assert find_tokenizer(TokenizerOptions(str(directory))).end == theirs
     with pytest.raises(ConfigError, match=r"eos_token is .* name the right one with --eod"):
-        find_tokenizer(TokenizerOptions(str(directory)))
-    assert find_tokenizer(TokenizerOptions(str(directory), eod="<s>")).end is not None
+        find_tokenizer(TokenizerOptions(file))
+    assert find_tokenizer(TokenizerOptions(file, eod="<s>")).end is not None
 
 
 def test_vocabulary_and_merges_of_gpt2(tokenizers: Path, tmp_path: Path) -> None:
@@ -194,60 +178,17 @@ def test_vocabulary_and_merges_of_gpt2(tokenizers: Path, tmp_path: Path) -> None
     assert find_tokenizer(TokenizerOptions(str(directory))).kind == "huggingface"
 
 
-@pytest.mark.few(1)
-def test_special_tokens_of_a_class(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
-    """A class adds tokens that no file names; they are compared, or refused by the key."""
-    config = {name: value for name, value in LLAMA.items() if name != "unk_token"}
-    directory = make(tmp_path / "t", tokenizers, {"tokenizer_config.json": config})
-    found = result_of(TokenizerOptions(str(directory)))
-    if judged:
-        theirs = AutoTokenizer.from_pretrained(str(directory)).get_added_vocab()
-        assert isinstance(found, list) == ("<unk>" not in theirs)
-    else:
-        assert "no file names unk_token, and tokenizer_class 'LlamaTokenizer' then adds" in str(
-            found
-        )
-
-
-@pytest.mark.few(1)
-def test_a_class_that_only_the_model_names(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
-    """config.json alone decides it, and so how text is cut."""
-    directory = make(tmp_path / "t", tokenizers, {"config.json": {"model_type": "qwen2"}})
-    theirs = AutoTokenizer.from_pretrained(str(directory))
-    found = result_of(TokenizerOptions(str(directory)))
-    if judged and not isinstance(found, ConfigError):
-        assert found == [theirs.encode(text, add_special_tokens=False) for text in TEXTS]
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ({"tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer"}}, "Qwen2|other"),
-        ({"tokenizer_config.json": {"tokenizer_class": "RobertaTokenizer"}}, "Roberta|other"),
-        ({"config.json": {"model_type": "roberta"}}, "roberta|other|cannot load"),
-        ({"added_tokens.json": {"<extra>": 900}}, "added_tokens.json: '<extra>' with id 900"),
-        (
-            {"tokenizer_config.json": {"eos_token": "<|im_end|>"}},
-            r"eos_token '<\|im_end\|>' is no added token",
-        ),
-    ],
-)
-def test_files_beside_a_vocabulary_and_merges(
-    files: dict[str, Any], said: str, judged: bool, tokenizers: Path, tmp_path: Path
-) -> None:
+def test_files_beside_a_vocabulary_and_merges(tokenizers: Path, tmp_path: Path) -> None:
     """A directory without tokenizer.json is read as training reads it, too."""
-    del judged
     model = json.loads((tokenizers / "tokenizer.json").read_text())["model"]
     (tmp_path / "vocab.json").write_text(json.dumps({**model["vocab"], "<|endoftext|>": 700}))
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
     (tmp_path / "merges.txt").write_text("\n".join(merges))
-    for name, content in files.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=said):
-        find_tokenizer(TokenizerOptions(str(tmp_path)))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+    options = TokenizerOptions(str(tmp_path))
+    assert tokens_of(options) == theirs(tmp_path, around=False)
     alone = find_tokenizer(TokenizerOptions(str(tmp_path / "vocab.json")))
-    assert alone.end in ("<|endoftext|>", "<|im_end|>")
+    assert alone.end == "<|endoftext|>"
 
 
 def test_files_beside_a_sentencepiece_model(tmp_path: Path) -> None:

@@ -400,6 +400,7 @@ def test_without_gigatoken(files: Callable[[str], Path], monkeypatch: pytest.Mon
 
 def test_engines_are_for_hugging_face(tokenizers: Path) -> None:
     """Other tokenizers have their own library only."""
-    for name in ("pieces.model", "r50k_base.tiktoken"):
+    for name in ("pieces.model", "ranks.tiktoken"):
+        options = TokenizerOptions(str(tokenizers / name), pattern="v1", engine="gigatoken")
         with pytest.raises(ConfigError, match="--engine gigatoken: is not for a"):
-            load_file(tokenizers / name, "gigatoken")
+            make_tokenizer(find_tokenizer(options), options)

@@ -10,8 +10,8 @@
 #flux: --bank=lab
 
 # written by distcache submit
-# Signals are for the ranks; this script acts on their exit code.
-trap : USR1 USR2 TERM
+# These signals are for the ranks; this script acts on their exit code. SIGTERM ends it.
+trap : USR1 USR2
 echo "==== started on $HOSTNAME" >&2
 flux run --signal=SIGUSR1@90s --ntasks=8 --cores-per-task=2 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
 code=$?

@@ -12,8 +12,8 @@
 #BSUB -P lab
 
 # written by distcache submit
-# Signals are for the ranks; this script acts on their exit code.
-trap : USR1 USR2 TERM
+# These signals are for the ranks; this script acts on their exit code. SIGTERM ends it.
+trap : USR1 USR2
 echo "==== started on $HOSTNAME" >&2
 /opt/env/bin/mpiexec -n 8 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
 code=$?

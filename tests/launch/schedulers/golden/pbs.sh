@@ -11,8 +11,8 @@
 #PBS -A lab
 
 # written by distcache submit
-# Signals are for the ranks; this script acts on their exit code.
-trap : USR1 USR2 TERM
+# These signals are for the ranks; this script acts on their exit code. SIGTERM ends it.
+trap : USR1 USR2
 echo "==== started on $HOSTNAME" >&2
 cd "${PBS_O_WORKDIR:-.}"
 timeout --preserve-status --signal=USR1 5310 /opt/env/bin/mpiexec -n 8 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c

@@ -14,8 +14,8 @@
 #SBATCH --account=lab
 
 # written by distcache submit
-# Signals are for the ranks; this script acts on their exit code.
-trap : USR1 USR2 TERM
+# These signals are for the ranks; this script acts on their exit code. SIGTERM ends it.
+trap : USR1 USR2
 echo "==== started on $HOSTNAME" >&2
 srun --mpi=pmi2 --cpus-per-task=2 --kill-on-bad-exit=1 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
 code=$?
