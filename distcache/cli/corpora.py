@@ -21,7 +21,7 @@ from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import Receipt, find_receipt, receipt_path
 from distcache.corpus.repair import is_repairable
-from distcache.edit.merge import convert, materialize, merge
+from distcache.edit.copy_corpora import copy_corpora, repair
 from distcache.errors import CorpusError
 from distcache.extras import needing
 from distcache.ingest.objects import ObjectWork
@@ -82,7 +82,7 @@ def merge_command(
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
         objects = ObjectWork(communicator, work, [*prefixes, out], progress)
         unique = objects.corpora(fold(prefixes))
-        receipt = merge(communicator, unique, out, threads, progress, mixed=mixed_tokenizers)
+        receipt = copy_corpora(communicator, unique, out, threads, progress, mixed=mixed_tokenizers)
         objects.remove()
         return receipt
 
@@ -97,7 +97,7 @@ def convert_command(
     drop_modes: Annotated[
         bool, typer.Option("--drop-modes", help="Drop the modes of multimodal data.")
     ] = False,
-    repair: Annotated[
+    overflowed: Annotated[
         bool,
         typer.Option(
             "--repair",
@@ -118,32 +118,44 @@ def convert_command(
 
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
         source = bare_prefix(prefix)
-        return convert(
-            communicator, source, out, threads, progress, drop_modes=drop_modes, repair=repair
+        if overflowed:
+            return repair(communicator, source, out, threads, progress)
+        return copy_corpora(
+            communicator,
+            [source],
+            out,
+            threads,
+            progress,
+            kind="convert",
+            drop_modes=drop_modes,
         )
 
     write_corpus(make, out, log_format, as_json=as_json)
 
 
 def materialize_command(
-    view: Annotated[
-        str, typer.Argument(callback=path_only, help="A view: its path without .idx or .bin.")
+    corpus: Annotated[
+        str,
+        typer.Argument(callback=path_only, help="A view, or a corpus of MDS shards: its path."),
     ],
     out: OutOption,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write the tokens of a view as a corpus of its own, whose .bin has only them.
+    """Write the tokens of a view, or of MDS shards, as a corpus whose .bin has only them.
 
     Runs alone or under mpiexec or srun; the bytes are split over the ranks.
 
     Examples
     --------
         distcache materialize data/web-long -o fast/web-long
+
+        mpiexec -n 8 distcache materialize corpora/mds -o fast/mds
     """
 
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
-        return materialize(communicator, bare_prefix(view), out, threads, progress)
+        source = bare_prefix(corpus)
+        return copy_corpora(communicator, [source], out, threads, progress, kind="materialize")
 
     write_corpus(make, out, log_format, as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""`distcache index mds`, `unpack`, `rebuild`, and `mix`: MDS data sets as corpora."""
+"""`distcache index mds`, `rebuild`, and `mix`: MDS data sets as corpora."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from distcache.cli.common import (
     ThreadsOption,
     interrupt_on_signals,
 )
-from distcache.cli.corpora import bare_prefix
 from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_result
 from distcache.corpus.mds.rebuild_index import rebuild_index
@@ -24,7 +23,6 @@ from distcache.edit.mds_scan import MdsOptions, TokenDtype
 from distcache.edit.mirror import mirror, mirrored
 from distcache.edit.mix import MixOptions, mix
 from distcache.edit.mix_recipe import Recipe, recipe_from
-from distcache.edit.unpack import unpack_shards
 from distcache.errors import ConfigError
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import SerialCommunicator
@@ -142,30 +140,6 @@ def rebuild_command(
         progress.phase("reading headers")
         done = rebuild_index(directory, threads or share_of_cores(communicator), progress.advance)
     print_result(0, done, [done.path], as_json=as_json)
-
-
-@index_app.command("unpack")
-def unpack_command(
-    corpus: Annotated[str, typer.Argument(help="A corpus of shards: its path without suffix.")],
-    threads: ThreadsOption = 0,
-    log_format: LogOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
-    """Write the .bin that the shards of a corpus make up, beside it, for sites without local disks.
-
-    The corpus keeps its key: caches of it stay valid. Runs alone or under mpiexec or srun.
-
-    Examples
-    --------
-        mpiexec -n 8 distcache index unpack corpora/web
-    """
-    communicator = connect()
-    interrupt_on_signals()
-    with make_progress(log_format, communicator.rank) as progress:
-        done = unpack_shards(
-            communicator, bare_prefix(corpus), threads or share_of_cores(communicator), progress
-        )
-    print_result(communicator.rank, done, [done.path], as_json=as_json)
 
 
 @with_options

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -227,30 +226,44 @@ class CopySource:
 
 
 def require_tokens(facts: CorpusFacts) -> None:
-    """Refuse a corpus of rows, and one that consists of shards only.
+    """Refuse a corpus of rows.
+
+    Raises
+    ------
+    ConfigError
+        If it is one.
+    """
+    if facts.rows:
+        raise ConfigError(
+            f"{facts.prefix}: consists of rows of several columns, which are not copied"
+        )
+
+
+def require_bin(facts: CorpusFacts) -> None:
+    """Refuse a corpus of rows, and one that consists of shards, into which nothing can point.
 
     Raises
     ------
     ConfigError, CorpusError
         If it is one.
     """
-    prefix = facts.prefix
-    if facts.rows:
-        raise ConfigError(f"{prefix}: consists of rows of several columns, which are not copied")
-    if has_table(prefix) and not os.path.lexists(bin_path(prefix)):
+    require_tokens(facts)
+    if has_table(facts.prefix):
         raise CorpusError(
-            f"{prefix}: consists of MDS shards and has no .bin to read; `distcache index unpack` "
-            "makes one"
+            f"{facts.prefix}: consists of MDS shards and has no .bin; `distcache materialize` "
+            "writes their tokens as a corpus that has one"
         )
 
 
 def open_copy_source(facts: CorpusFacts) -> CopySource:
-    """Open a corpus that has been examined, and has a `.bin`.
+    """Open a corpus that has been examined.
 
     Raises
     ------
+    ConfigError
+        If it consists of rows.
     CorpusError
-        If it consists of shards only.
+        If it is not the file any more that was examined.
     """
     require_tokens(facts)
     idx = open_examined(facts)

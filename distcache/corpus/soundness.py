@@ -179,11 +179,6 @@ def _look_at_shards(prefix: str, faults: list[Fault]) -> tuple[TableFacts | None
     except DistcacheError as error:
         faults.append(Fault(prefix, path, str(error).removeprefix(f"{path}: ")))
         return None, 0, FileVersion(0, 0, 0)
-    if os.path.lexists(bin_path(prefix)):
-        size, _ = _look_at_tokens(prefix, faults)
-        if size != table.bin_size and not faults:
-            message = f"has {size} bytes, the .shards beside it say {table.bin_size}"
-            faults.append(Fault(prefix, bin_path(prefix), message))
     return table.facts, table.bin_size, version
 
 

@@ -231,10 +231,11 @@ class CorpusSources:
             self.notes |= parent.notes
 
     def _ancestor(self, entry: InputReceipt) -> Ancestor | None:
-        """Return what the receipt says of a corpus that was copied."""
+        """Return what the receipt says of a corpus that was copied; of shards only a table does."""
         assert self._receipt is not None, "the caller has looked"
         known = (one for one in self._receipt.origins if one.corpus == entry.path)
-        return next((one for one in known if one.idx_digest == entry.digest), None)
+        found = next((one for one in known if one.idx_digest == entry.digest), None)
+        return None if found is not None and found.kind == "mds" else found
 
     def _parent(self, entry: InputReceipt) -> CorpusSources | None:
         """Return a corpus that was copied, if it is still there; else note it."""
@@ -244,7 +245,7 @@ class CorpusSources:
                 return CorpusSources(entry.path, open_idx(entry.path), self._seen)
         self._note(
             f"{entry.path}: is gone, or another one now, and the receipt of {self.root} says only "
-            "that it was made from it, as of a view in another order or of pieces"
+            "that it was made from it, as of a view in another order, of pieces or of shards"
         )
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from distcache.corpus.corpus import CopySource
 from distcache.corpus.idx import ITEM_TYPES, bin_path
+from distcache.corpus.mds.shard_table import ShardTable, has_table, read_table, shards_at
+from distcache.corpus.mds.stored_shard import indexed_pieces, indexed_shard
 from distcache.errors import CorpusError
 from distcache.kernels import read_ranges
 from distcache.storage.files import FileVersion, closing_fd, open_regular
@@ -66,11 +69,12 @@ def token_pieces(
     Raises
     ------
     CorpusError
-        If the `.bin` has become shorter; `ObjectChanged` if it is another object than was examined.
+        If the `.bin` has become shorter, or a shard is not the one that was indexed;
+        `ObjectChanged` if it is another object than was examined.
     OSError
         If it cannot be read.
     """
-    with _open_tokens(bin_path(source.prefix), source.bin_version) as read:
+    with open_tokens(source.prefix, source.bin_version) as read:
         for ranges in _ranges(source, low, high):
             ends = np.cumsum(ranges[1])
             for begin in range(0, int(ends[-1]) if len(ends) else 0, len(room)):
@@ -82,11 +86,28 @@ def token_pieces(
 
 
 @contextlib.contextmanager
-def _open_tokens(
-    path: str, version: FileVersion | None
+def open_tokens(
+    prefix: str, version: FileVersion | None
 ) -> Iterator[Callable[[Ranges, NDArray[np.uint8]], None]]:
-    """Open a `.bin`, and yield what reads ranges of it into an array, one after the other."""
-    if is_url(path):
+    """Open a corpus, and yield the function that reads ranges of its bytes into an array.
+
+    Parameters
+    ----------
+    prefix : str
+        Prefix of the corpus.
+    version : FileVersion or None
+        Version of the `.bin` in a bucket that was examined, if it was.
+
+    Yields
+    ------
+    callable
+        Takes ranges, none empty, and an array of uint8 that they fill. It raises as `token_pieces`.
+    """
+    path = bin_path(prefix)
+    if has_table(prefix):
+        table = read_table(prefix)
+        yield partial(_read_shards, table, functools.lru_cache(1)(partial(_raw_shard, table)))
+    elif is_url(path):
         with open_place(path, version) as place:
             yield partial(_read_object, place)
     else:
@@ -112,6 +133,27 @@ def _read_object(place: Place, ranges: Ranges, out: NDArray[np.uint8]) -> None:
             begin, size = wanted[member]
             own = data[begin - joined.begin :][:size]
             out[firsts[member] : firsts[member] + size] = own
+
+
+def _read_shards(
+    table: ShardTable,
+    raw_shard: Callable[[int], NDArray[np.uint8]],
+    ranges: Ranges,
+    out: NDArray[np.uint8],
+) -> None:
+    bases = table.rows["base"].astype(np.int64)
+    shards = shards_at(bases, ranges[0]).tolist()
+    at = 0
+    for shard, begin, size in zip(shards, ranges[0].tolist(), ranges[1].tolist(), strict=True):
+        low = begin - int(bases[shard])
+        out[at : at + size] = raw_shard(shard)[low : low + size]
+        at += size
+
+
+def _raw_shard(table: ShardTable, shard: int) -> NDArray[np.uint8]:
+    """Return the bytes of a raw shard, whose digest is right."""
+    row = table.rows[shard]
+    return np.concatenate([*indexed_pieces(*indexed_shard(row, table.path_of(shard)))])
 
 
 def _ranges(source: CopySource, low: int, high: int) -> Iterator[Ranges]:

@@ -1,1 +1,1 @@
-"""Corpora from corpora and shards: merge, select, index, unpack, mix; and what audits them."""
+"""Corpora from corpora and shards: copy, select, index, mix; and what audits them."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distcache.corpus import CorpusFacts, Fault, bin_path, idx_path, open_idx
 from distcache.corpus.corpus import open_copy_source
@@ -25,7 +22,6 @@ from distcache.kernels import first_outside
 from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
-from distcache.storage.files import closing_fd, open_regular, read_range
 
 BLOCK: Final = 4 << 20  # bytes of tokens at a time
 
@@ -227,8 +223,7 @@ def compare_shards(communicator: Communicator, prefix: str, count: int) -> list[
     Returns
     -------
     list of Fault
-        One for each shard that is another one than was indexed, cannot be read, or differs from
-        the `.bin` beside the index.
+        One for each shard that is another one than was indexed, or cannot be read.
     """
 
     def compare() -> list[Fault]:
@@ -244,34 +239,10 @@ def compare_shards(communicator: Communicator, prefix: str, count: int) -> list[
 
 
 def _faults(prefix: str, table: ShardTable, shards: list[int]) -> Iterator[Fault]:
-    unpacked = bin_path(prefix)
-    with contextlib.ExitStack() as stack:
-        descriptor = None
-        if os.path.lexists(unpacked):
-            descriptor = stack.enter_context(closing_fd(open_regular(unpacked)))
-        for shard in shards:
-            row, path = table.rows[shard], table.path_of(shard)
-            try:
-                same = _is_unpacked(
-                    indexed_pieces(*indexed_shard(row, path)), descriptor, int(row["base"])
-                )
-            except CorpusError as error:
-                yield Fault(prefix, path, str(error).removeprefix(f"{path}: "))
-                continue
-            except EOFError:  # someone cuts the .bin short at this moment
-                same = False
-            if not same:
-                yield Fault(prefix, unpacked, f"differs from shard {path}; unpack it again")
-
-
-def _is_unpacked(
-    pieces: Iterator[NDArray[np.uint8]], descriptor: int | None, position: int
-) -> bool:
-    """Read a shard to its end; return whether an unpacked file, if any, has the same bytes."""
-    same = True
-    for piece in pieces:
-        end = position + piece.size
-        if descriptor is not None:
-            same &= read_range(descriptor, position, end) == piece.tobytes()
-        position = end
-    return same
+    for shard in shards:
+        path = table.path_of(shard)
+        try:
+            for _ in indexed_pieces(*indexed_shard(table.rows[shard], path)):
+                pass  # read to the end, where the digest is compared
+        except CorpusError as error:
+            yield Fault(prefix, path, str(error).removeprefix(f"{path}: "))

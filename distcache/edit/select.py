@@ -15,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache import __version__
-from distcache.corpus.corpus import CorpusFacts, open_examined, require_tokens
+from distcache.corpus.corpus import CorpusFacts, open_examined, require_bin
 from distcache.corpus.examine import require_sound, require_unchanged
 from distcache.corpus.idx import Idx, bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_sequences
@@ -169,7 +169,7 @@ def _require_options(prefix: str, options: SelectOptions) -> None:
 
 
 def _look(facts: CorpusFacts, out: str, options: SelectOptions) -> _ParentFacts:
-    require_tokens(facts)
+    require_bin(facts)
     tokens = os.path.realpath(bin_path(facts.prefix))
     directory = os.path.realpath(Path(out).absolute().parent)
     digests = {}

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from distcache.corpus.corpus import CorpusFacts, open_copy_source
-from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path
+from distcache.corpus.idx import ITEM_TYPES, Idx
 from distcache.corpus.source_rows import CorpusSources
 from distcache.edit.source_readback import read_document
 from distcache.errors import ConfigError
@@ -71,7 +71,7 @@ def show_documents(
     Raises
     ------
     CorpusError
-        If the corpus has no `.bin`, or has changed.
+        If the corpus has changed.
     """
     source = open_copy_source(facts)
     assert source.idx is not None, "an examined corpus has an index"
@@ -79,7 +79,7 @@ def show_documents(
     origins = _origins(facts.prefix, source.idx, numbers)
     found = []
     for number in numbers:
-        document = read_document(source.idx, bin_path(facts.prefix), dtype, number)
+        document = read_document(source.idx, facts.prefix, number)
         tokens = [] if document is None else document.tokens.tolist()
         found.append(
             ShownDocument(

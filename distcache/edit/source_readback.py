@@ -14,6 +14,7 @@ from distcache.corpus import Fault, Idx, bin_path, open_idx
 from distcache.corpus.ancestry import MOST_VIEWS, documents_of, find_sorted, root_of_view
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import VIEWS, InputReceipt, PieceReceipt, Receipt, find_receipt
+from distcache.corpus.view_bytes import open_tokens
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.ingest.inputs import TextOptions, TokenOptions, find_inputs
 from distcache.ingest.part import PieceFacts, Sink
@@ -27,7 +28,6 @@ from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
 from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
-from distcache.storage.files import closing_fd, open_regular, read_range
 
 
 class Document(NamedTuple):
@@ -194,7 +194,7 @@ def _compare(
             yield Fault(prefix, sample.entry.path, message)
             continue
         for place, document in sample.documents.items():
-            here = read_document(idx, bin_path(prefix), dtype, document)
+            here = read_document(idx, prefix, document)
             if here is None or place not in there or not here.equals(there[place]):
                 message = (
                     f"document {document} is not what document {place} of {sample.entry.path} from "
@@ -237,40 +237,38 @@ def _sources(
     if receipt.kind == "rest":
         return _Left(prefix, dtype, tokenizer, source)
     if receipt.kind not in ("text", "tokens"):
-        return _Corpora(dtype)
+        return _Corpora()
     with _as_options(receipt):
         return _IngestedFiles(receipt, dtype, tokenizer, source)
 
 
-def read_document(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Document | None:
-    """Read a document at the offsets of its `.idx`; None if they are outside of the file."""
+def read_document(idx: Idx, prefix: str, document: int) -> Document | None:
+    """Read a document at the offsets of its `.idx`; None if its bytes are not there."""
     if document + 1 >= len(idx.bounds):
         return None
+    dtype = ITEM_TYPES[idx.type_code]
     first, last = int(idx.bounds[document]), int(idx.bounds[document + 1])
     lengths = np.array(idx.lengths[first:last])
-    parts = []
-    with closing_fd(open_regular(path)) as descriptor:
-        try:
-            for offset, length in zip(idx.offsets[first:last], lengths, strict=True):
-                begin = int(offset)
-                parts.append(read_range(descriptor, begin, begin + int(length) * dtype.itemsize))
-        except (EOFError, OSError):
-            return None
-    return Document(np.frombuffer(b"".join(parts), dtype), lengths)
+    sizes = lengths.astype(np.int64) * dtype.itemsize
+    full = np.flatnonzero(sizes)
+    data = np.empty(int(sizes.sum()), np.uint8)
+    try:
+        with open_tokens(prefix, None) as read:
+            read((np.array(idx.offsets[first:last])[full], sizes[full]), data)
+    except (CorpusError, OSError):
+        return None
+    return Document(data.view(dtype), lengths)
 
 
 class _Corpora:
     """Reads documents from the corpora that were merged, converted or materialized."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._dtype = dtype
 
     def read(self, sample: Sample) -> dict[int, Document]:
         """Return documents by their number in the corpus."""
         prefix = sample.entry.path
         idx, found = open_idx(prefix), {}
         for place in sample.documents:
-            document = read_document(idx, bin_path(prefix), self._dtype, place)
+            document = read_document(idx, prefix, place)
             if document is None:
                 raise CorpusError(f"has no document {place} now")
             found[place] = document
@@ -295,7 +293,7 @@ class _Selected:
         self._view = open_idx(prefix)
         self._parent = open_idx(parent)
         self._receipt = find_receipt(parent)
-        self._sources: SourceReader = _Corpora(dtype)
+        self._sources: SourceReader = _Corpora()
         if self._receipt is not None:
             self._sources = _sources(parent, self._receipt, dtype, tokenizer, source)
 
@@ -332,7 +330,7 @@ class _Left:
         self._prefix = root = root_of_view(prefix)
         self._view, self._root = open_idx(prefix), open_idx(root)
         self._receipt = find_receipt(root)
-        self._sources: SourceReader = _Corpora(dtype)
+        self._sources: SourceReader = _Corpora()
         if self._receipt is not None:
             self._sources = _sources(root, self._receipt, dtype, tokenizer, source)
 

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from distcache import __version__
-from distcache.corpus.corpus import CorpusFacts, open_examined, require_tokens
+from distcache.corpus.corpus import CorpusFacts, open_examined, require_bin
 from distcache.corpus.examine import require_sound, require_unchanged
 from distcache.corpus.idx import Idx, bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_sequences
@@ -77,7 +77,7 @@ def write_view(
     NoSpace
         If the disk is full.
     """
-    require_tokens(facts)
+    require_bin(facts)
     tokens = os.path.realpath(bin_path(facts.prefix))
     link = os.path.relpath(tokens, os.path.realpath(Path(out).absolute().parent))
     identity = msgspec.json.encode(["rest", facts.identity, options, link], order="sorted")

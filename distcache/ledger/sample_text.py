@@ -73,7 +73,7 @@ def read_part(prefix: str, idx: Idx, sequence: int, begin: int, end: int) -> NDA
         shard = int(shards_at(table.rows["base"].astype(np.int64), first))
         path, base = table.path_of(shard), int(table.rows["base"][shard])
         if table.rows["codec"][shard] and not Path(path).is_file():
-            raise NotReady(f"{path}: is not there uncompressed; see `distcache index unpack`")
+            raise NotReady(f"{path}: is not there uncompressed; see `distcache materialize`")
     try:
         with closing_fd(open_regular(path)) as descriptor:
             data = read_range(

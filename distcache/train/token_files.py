@@ -263,7 +263,8 @@ def find_tokens(
     if len(packed) and not unpacked_ahead:
         raise NotReady(
             f"{cache.shard_path(shards[packed[0]])}: is compressed, and training decompresses "
-            "nothing; run `distcache localize` on this node, or `distcache index unpack` once"
+            "nothing; run `distcache localize` on this node, or build from a copy that "
+            "`distcache materialize` makes of the corpus"
         )
     fetched = _unpacked_shards(cache, shards) if len(packed) else _nothing
     return TokenPlaces(_ShardFiles(cache, shards), shards["base"].astype(np.int64), fetched)

@@ -19,7 +19,7 @@ from distcache.corpus.receipt import (
     receipt_path,
     write_receipt,
 )
-from distcache.edit.merge import merge
+from distcache.edit.copy_corpora import copy_corpora
 from distcache.errors import ConfigError, CorpusError
 from distcache.megatron.options import config_from_options
 from distcache.ranks.communicator import SerialCommunicator
@@ -117,10 +117,10 @@ def test_merging_keeps_the_tokenizer(mixed: dict[str, Any], tmp_path: Path) -> N
     """Merging keeps the tokenizer if all corpora have it; and refuses two, unless that is meant."""
     one, two, three = (source["path"] for source in mixed["blend"])
     with pytest.raises(ConfigError, match="corpora of different tokenizers"):
-        merge(ALONE, [one, two], str(tmp_path / "all"))
-    assert merge(ALONE, [one, two], str(tmp_path / "all"), mixed=True).tokenizer is None
-    assert merge(ALONE, [one, three], str(tmp_path / "some")).tokenizer is None
-    merged = merge(ALONE, [one, one], str(tmp_path / "twice"))
+        copy_corpora(ALONE, [one, two], str(tmp_path / "all"))
+    assert copy_corpora(ALONE, [one, two], str(tmp_path / "all"), mixed=True).tokenizer is None
+    assert copy_corpora(ALONE, [one, three], str(tmp_path / "some")).tokenizer is None
+    merged = copy_corpora(ALONE, [one, one], str(tmp_path / "twice"))
     assert merged.tokenizer == read_receipt(receipt_path(one)).tokenizer
 
 

@@ -15,7 +15,7 @@ from distcache.corpus import open_idx
 from distcache.corpus.examine import examine
 from distcache.corpus.repair import is_repairable, open_damaged
 from distcache.errors import CorpusError, NotReady
-from tests.edit.test_merge import write_multimodal
+from tests.edit.test_copy_corpora import write_multimodal
 from tests.support.corpora import write_lengths
 from tests.support.processes import start
 from tests.support.threads import ThreadCommunicator, run_ranks
@@ -170,5 +170,5 @@ def test_a_pointer_in_the_place_of_tokens(tmp_path: Path) -> None:
         open_damaged(prefix)
     Path(f"{prefix}.bin").unlink()
     done = start(["convert", prefix, "-o", tmp_path / "b", "--repair"])
-    assert done.returncode == 3
-    assert f"{prefix}.bin: cannot be read: No such file" in done.stderr
+    assert done.returncode == 5
+    assert f"{prefix}.bin: no such file" in done.stderr

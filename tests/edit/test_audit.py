@@ -11,14 +11,10 @@ import pytest
 
 from distcache.corpus import open_idx, write_idx
 from distcache.corpus.examine import require_sound
-from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.receipt import read_receipt, write_receipt
 from distcache.edit.audit import audit, receipts_beside
-from distcache.edit.merge import merge
-from distcache.edit.select import SelectOptions, select
-from distcache.edit.selection import Selection
+from distcache.edit.copy_corpora import copy_corpora
 from distcache.edit.source_readback import choose
-from distcache.edit.unpack import unpack_shards
 from distcache.errors import CorpusError
 from distcache.ranks.communicator import SerialCommunicator
 from tests.ingest.test_text import run
@@ -62,20 +58,6 @@ def test_shards_are_read_back(tokenizers: Path, documents: list[str], tmp_path: 
         assert faults_of(Path(made.prefix), readback=4) == []
 
 
-def test_an_unpacked_bin_is_compared_with_its_shards(tmp_path: Path) -> None:
-    """Each of its bytes that a shard with a chosen sequence has."""
-    data = write_tokens(tmp_path / "mds", codec="zstd")
-    index(data, tmp_path / "c")
-    unpack_shards(ALONE, str(tmp_path / "c"))
-    assert faults_of(tmp_path / "c", readback=50) == []
-    row = read_table(str(tmp_path / "c")).rows[2]
-    with open(tmp_path / "c.bin", "r+b") as stream:
-        stream.seek(int(row["base"]) + 500)
-        stream.write(b"distcache")
-    (fault,) = faults_of(tmp_path / "c", readback=50)
-    assert fault.startswith(f"{tmp_path}/c.bin: differs from shard {data}/shard.00002.mds")
-
-
 @pytest.mark.parametrize("shard_size", [None, 9_000])
 def test_empty_documents_are_read_back(
     shard_size: int | None, tokenizers: Path, documents: list[str], tmp_path: Path
@@ -89,19 +71,18 @@ def test_empty_documents_are_read_back(
         assert faults_of(Path(made.prefix), readback=200) == []
 
 
-def test_views_of_mds_shards_are_read_back(tmp_path: Path) -> None:
-    """From the shards that the corpus of which they are selections was indexed from."""
-    data = write_tokens(tmp_path / "mds")
+def test_copies_of_mds_shards_are_read_back(tmp_path: Path) -> None:
+    """From the shards that the corpus was indexed from; these are compared with their digests."""
+    data = write_tokens(tmp_path / "mds", codec="zstd")
     index(data, tmp_path / "c")
-    unpack_shards(ALONE, str(tmp_path / "c"))
-    some = Selection(min_length=2)
-    for parent, name in (("c", "some"), ("some", "again")):
-        select(ALONE, str(tmp_path / parent), str(tmp_path / name), SelectOptions(some))
-        assert faults_of(tmp_path / name, readback=50) == []
-    shard = data / "shard.00001.mds"
+    copy_corpora(ALONE, [str(tmp_path / "c")], str(tmp_path / "own"), kind="materialize")
+    assert faults_of(tmp_path / "c", readback=50) == []
+    assert faults_of(tmp_path / "own", readback=50) == []
+    shard = data / "shard.00001.mds.zstd"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
-    (fault,) = faults_of(tmp_path / "again", readback=50)
-    assert fault.startswith(f"{shard}: is not the shard that was indexed")
+    (fault,) = faults_of(tmp_path / "c", readback=50)
+    assert fault.startswith(str(shard))
+    assert faults_of(tmp_path / "own", readback=50)
 
 
 def test_token_shards_and_merges_are_read_back(tmp_path: Path) -> None:
@@ -109,7 +90,7 @@ def test_token_shards_and_merges_are_read_back(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "a.parquet", ROWS)
     run_tokens([path], tmp_path / "one", vocabulary=120)
     assert faults_of(tmp_path / "one", readback=200) == []
-    merge(ALONE, [str(tmp_path / "one")] * 2, str(tmp_path / "two"))
+    copy_corpora(ALONE, [str(tmp_path / "one")] * 2, str(tmp_path / "two"))
     assert faults_of(tmp_path / "two", readback=50) == []
 
 

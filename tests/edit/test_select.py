@@ -21,7 +21,7 @@ from distcache.corpus.idx import HEADER_SIZE
 from distcache.corpus.receipt import Receipt, read_receipt
 from distcache.corpus.view_bytes import token_pieces
 from distcache.edit.audit import audit
-from distcache.edit.merge import materialize, merge
+from distcache.edit.copy_corpora import copy_corpora
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection, hash_numbers
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
@@ -172,7 +172,7 @@ def test_a_view_of_a_view_materialized(tmp_path: Path) -> None:
     pick(parent, tmp_path / "some", sample=0.6, seed=1)
     receipt = pick(str(tmp_path / "some"), tmp_path / "fewer", min_length=10)
     assert faults_of(tmp_path / "fewer", receipt) == []
-    made = materialize(ALONE, str(tmp_path / "fewer"), str(tmp_path / "own"))
+    made = copy_corpora(ALONE, [str(tmp_path / "fewer")], str(tmp_path / "own"), kind="materialize")
     assert documents_of(tmp_path / "own") == documents_of(tmp_path / "fewer")
     assert made.kind == "materialize"
     assert not made.view
@@ -180,7 +180,7 @@ def test_a_view_of_a_view_materialized(tmp_path: Path) -> None:
     assert not (tmp_path / "own.bin").is_symlink()
     assert faults_of(tmp_path / "own", made) == []
     prefixes = [str(tmp_path / name) for name in ("fewer", "all", "some", "fewer")]
-    merged = merge(ALONE, prefixes, str(tmp_path / "merged"))
+    merged = copy_corpora(ALONE, prefixes, str(tmp_path / "merged"))
     expected = [document for prefix in prefixes for document in documents_of(prefix)]
     assert documents_of(tmp_path / "merged") == expected
     assert read_corpus(tmp_path / "merged")
@@ -193,14 +193,19 @@ def test_the_number_of_ranks_changes_no_byte(
 ) -> None:
     """The number of ranks changes no byte of a view, nor of what is made of it."""
     monkeypatch.setattr("distcache.edit.select.PIECE", 100)
-    monkeypatch.setattr("distcache.edit.merge.STRIPE", 64)
+    monkeypatch.setattr("distcache.edit.copy_corpora.STRIPE", 64)
     parent = write_lengths(tmp_path / "all", LENGTHS["second"])
 
     def make(communicator: Communicator) -> None:
         name = f"{communicator.size}"
         options = SelectOptions(Selection(sample=0.5))
         select(communicator, parent, str(tmp_path / f"view{name}"), options)
-        materialize(communicator, str(tmp_path / f"view{name}"), str(tmp_path / f"own{name}"))
+        copy_corpora(
+            communicator,
+            [str(tmp_path / f"view{name}")],
+            str(tmp_path / f"own{name}"),
+            kind="materialize",
+        )
 
     make(ALONE)
     outcomes, aborted = run_ranks(ranks, make)
@@ -214,7 +219,7 @@ def test_a_readback_goes_through_to_the_sources(tmp_path: Path) -> None:
     """A view of a merge whose corpora have changed differs, though its bytes are its parent's."""
     for name in ("a", "b"):
         write_lengths(tmp_path / name, LENGTHS["plain"])
-    merge(ALONE, [str(tmp_path / "a"), str(tmp_path / "b")], str(tmp_path / "all"))
+    copy_corpora(ALONE, [str(tmp_path / "a"), str(tmp_path / "b")], str(tmp_path / "all"))
     receipt = pick(str(tmp_path / "all"), tmp_path / "some", sample=0.5)
     assert faults_of(tmp_path / "some", receipt) == []
     with open(tmp_path / "a.bin", "r+b") as stream:

@@ -1,4 +1,4 @@
-"""Indexing, unpacking and selecting that are killed, run out of space, or read another's data."""
+"""Indexing and selecting that are killed, run out of space, or read another's data."""
 
 from __future__ import annotations
 
@@ -46,8 +46,6 @@ def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     directory = tmp_path_factory.mktemp("expected")
     done = start(["index", "mds", data, "-o", directory / "c"], program=PLAIN)
     assert done.returncode == 0, done.stderr
-    done = start(["index", "unpack", directory / "c"], program=PLAIN)
-    assert done.returncode == 0, done.stderr
     return contents(directory)
 
 
@@ -67,25 +65,6 @@ def test_indexing_that_is_killed(
     made = contents(shared)
     assert made == {name: expected[name] for name in made}
     assert sorted(made) == ["c.idx", "c.receipt.json", "c.shards"]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("place", ["unpacking", "publishing", "write:1", "write:4"])
-def test_unpacking_that_is_killed(
-    place: str, rank: int, expected: dict[str, bytes], shared: Path
-) -> None:
-    """There is no `.bin`, and the next run makes the same."""
-    for name, content in expected.items():
-        if name != "c.bin":
-            (shared / name).write_bytes(content)
-    words = ["index", "unpack", shared / "c"]
-    assert strike(place, rank, "kill", words).returncode != 0
-    if (place, rank) != ("publishing", 1):
-        assert "c.bin" not in visible(shared)
-    done = start(words, 2, program=PLAIN)
-    assert done.returncode == 0, done.stderr
-    assert contents(shared) == expected
 
 
 @pytest.mark.few(1)
@@ -120,13 +99,6 @@ def test_a_full_disk(data: Path, expected: dict[str, bytes], small_disk: Path) -
     assert done.returncode == 6, done.stderr
     (small_disk / "filler").unlink()
     assert start(words).returncode == 0
-    free = 4096 * os.statvfs(small_disk).f_bavail
-    (small_disk / "filler").write_bytes(bytes(free - (16 << 10)))
-    done = start(["index", "unpack", small_disk / "c"])
-    assert done.returncode == 6, done.stderr
-    assert "c.bin" not in visible(small_disk)
-    (small_disk / "filler").unlink()
-    assert start(["index", "unpack", small_disk / "c"]).returncode == 0
     assert contents(small_disk) == expected
 
 
@@ -152,7 +124,7 @@ def test_the_data_of_another_user(data: Path) -> None:
         listing = sorted((path.name, path.stat().st_mtime_ns) for path in there.iterdir())
         words: list[list[Any]] = [
             ["index", "mds", there, "-o", root / "own" / "c"],
-            ["index", "unpack", root / "own" / "c"],
+            ["materialize", root / "own" / "c", "-o", root / "own" / "m"],
             ["check", root / "own" / "c", "--readback", 5],
         ]
         for command in words:

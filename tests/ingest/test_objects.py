@@ -14,7 +14,7 @@ from distcache.corpus.examine import require_sound
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import receipt_path
 from distcache.edit.audit import audit
-from distcache.edit.merge import merge
+from distcache.edit.copy_corpora import copy_corpora
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.ingest.objects import ObjectWork
 from distcache.ranks.communicator import Communicator, SerialCommunicator
@@ -64,7 +64,7 @@ def test_the_tokens_of_a_corpus_in_a_bucket(
 ) -> None:
     """They are compared with its receipt."""
     prefix = str(tmp_path / "merged")
-    merge(ALONE, [corpora["plain"]], prefix, 1, NullProgress())
+    copy_corpora(ALONE, [corpora["plain"]], prefix, 1, NullProgress())
     url = put_corpus(server, prefix, "s3://lake/corpora/web")
     server.put(name_of(receipt_path(url)), Path(receipt_path(prefix)).read_bytes())
     words = ["check", url, "--tokens"]
@@ -97,7 +97,7 @@ def test_corpora_are_merged(server: ScriptedS3, corpora: dict[str, str], tmp_pat
 
     def rank(communicator: Communicator) -> None:
         work = ObjectWork(communicator, str(tmp_path / "work"), [*urls, out], NullProgress())
-        merge(communicator, work.corpora(urls), out, 1, NullProgress())
+        copy_corpora(communicator, work.corpora(urls), out, 1, NullProgress())
         work.remove()
 
     server.script()
@@ -107,7 +107,7 @@ def test_corpora_are_merged(server: ScriptedS3, corpora: dict[str, str], tmp_pat
         fetched = sum(request.size for request in read if "/in/" in request.name)
         assert fetched == sum(len(server.objects[name_of(url) + suffix]) for url in urls)
     prefixes = [corpora[name] for name in ("plain", "tiny")]
-    merge(ALONE, prefixes, str(tmp_path / "both"), 1, NullProgress())
+    copy_corpora(ALONE, prefixes, str(tmp_path / "both"), 1, NullProgress())
     for path in (idx_path, bin_path):
         pair = [Path(path(str(tmp_path / name))).read_bytes() for name in ("merged", "both")]
         assert pair[0] == pair[1]
@@ -169,7 +169,7 @@ def test_inputs_are_removed_at_the_end(
     work = ObjectWork(ALONE, str(tmp_path / "work"), [url, out], NullProgress())
     with pytest.raises(ConfigError, match="in use by another job"):
         ObjectWork(ALONE, str(tmp_path / "work"), [url, out], NullProgress())
-    merge(ALONE, work.corpora([url]), out, 1, NullProgress())
+    copy_corpora(ALONE, work.corpora([url]), out, 1, NullProgress())
     work.remove()
     assert list((tmp_path / "work").iterdir()) == []
 

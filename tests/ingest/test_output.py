@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distcache.corpus.receipt import Origin
-from distcache.edit.merge import merge
+from distcache.edit.copy_corpora import copy_corpora
 from distcache.errors import BuildInterrupted, ConfigError, KeyMismatch
 from distcache.ingest.output import Output
 from distcache.ranks.communicator import SerialCommunicator
@@ -76,9 +76,9 @@ def test_a_killed_publication_that_was_damaged(
     with monkeypatch.context() as patched:
         patched.setattr(Workspace, "publish", die)
         with pytest.raises(BuildInterrupted):
-            merge(SerialCommunicator(), [prefix], str(tmp_path / "all"))
+            copy_corpora(SerialCommunicator(), [prefix], str(tmp_path / "all"))
     damage(tmp_path / ".all.ingest" / name)
-    merge(SerialCommunicator(), [prefix], str(tmp_path / "all"))
+    copy_corpora(SerialCommunicator(), [prefix], str(tmp_path / "all"))
     for suffix in (".bin", ".idx"):
         made, source = tmp_path / f"all{suffix}", tmp_path / f"plain{suffix}"
         assert made.read_bytes() == source.read_bytes()
@@ -100,7 +100,7 @@ def publish_partly(directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     with monkeypatch.context() as patched:
         patched.setattr(Workspace, "publish", die)
         with pytest.raises(BuildInterrupted):
-            merge(SerialCommunicator(), [prefix], str(directory / "all"))
+            copy_corpora(SerialCommunicator(), [prefix], str(directory / "all"))
     flip(directory / ".all.ingest" / "0.idx")
     return prefix
 
@@ -110,7 +110,7 @@ def test_a_partial_publication_that_was_damaged(
 ) -> None:
     """It is withdrawn, and the corpus is made again."""
     prefix = publish_partly(tmp_path, monkeypatch)
-    merge(SerialCommunicator(), [prefix], str(tmp_path / "all"))
+    copy_corpora(SerialCommunicator(), [prefix], str(tmp_path / "all"))
     assert (tmp_path / "all.idx").read_bytes() == (tmp_path / "plain.idx").read_bytes()
     assert not (tmp_path / ".all.ingest").exists()
 
@@ -121,7 +121,7 @@ def test_another_command_over_a_partial_publication_that_was_damaged(
     """It is refused before it works, and touches nothing."""
     prefix = publish_partly(tmp_path, monkeypatch)
     with pytest.raises(KeyMismatch, match=r"all\.bin, .*all\.receipt\.json: already exist"):
-        merge(SerialCommunicator(), [prefix, prefix], str(tmp_path / "all"))
+        copy_corpora(SerialCommunicator(), [prefix, prefix], str(tmp_path / "all"))
     assert (tmp_path / ".all.ingest" / "0.idx").exists()
 
 

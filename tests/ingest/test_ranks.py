@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from distcache.edit.merge import merge
+from distcache.edit.copy_corpora import copy_corpora
 from distcache.ingest import pieces
 from distcache.ingest.inputs import TextOptions, TokenOptions
 from distcache.ingest.part import Part
@@ -125,7 +125,7 @@ def test_any_number_of_ranks_makes_the_same_bytes(
         options = TextOptions(append_eod=True, shard_size=shard_size, empty=empty)
         found = ingest(world, [text], f"{out}/text", options, chosen)
         ingest(world, [shard], f"{out}/tokens", TokenOptions(shard_size=shard_size, empty=empty))
-        merge(world, [corpus.prefix for corpus in found.corpora], f"{out}/all")
+        copy_corpora(world, [corpus.prefix for corpus in found.corpora], f"{out}/all")
 
     work(SerialCommunicator())
     outcomes, aborted = run_ranks(ranks, work)

@@ -22,10 +22,9 @@ from distcache.corpus import open_idx
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import find_receipt, receipt_path, write_receipt
 from distcache.corpus.source_rows import CorpusSources
-from distcache.edit.merge import convert, materialize, merge
+from distcache.edit.copy_corpora import copy_corpora
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
-from distcache.edit.unpack import unpack_shards
 from distcache.errors import CorpusError
 from distcache.ingest import pieces
 from distcache.ledger.rest_pieces import Pieces
@@ -231,15 +230,15 @@ def test_token_shards_with_holes(kind: str, empty: Any, tmp_path: Path) -> None:
 def chain(directory: Path, first: str, second: str) -> dict[str, str]:
     """Make corpora from corpora, each from the one before, and return their prefixes."""
     made = {name: str(directory / name) for name in ("merged", "tenth", "copied", "again", "half")}
-    merge(ALONE, [first, second], made["merged"])
+    copy_corpora(ALONE, [first, second], made["merged"])
     select(
         ALONE,
         made["merged"],
         made["tenth"],
         SelectOptions(selection=Selection(sample=0.4, seed=3)),
     )
-    materialize(ALONE, made["tenth"], made["copied"])
-    convert(ALONE, made["copied"], made["again"])
+    copy_corpora(ALONE, [made["tenth"]], made["copied"], kind="materialize")
+    copy_corpora(ALONE, [made["copied"]], made["again"], kind="convert")
     select(
         ALONE,
         made["again"],
@@ -297,7 +296,7 @@ def test_rows_are_known_through_all_steps(
 
 
 def test_samples_of_shards(tmp_path: Path) -> None:
-    """A document of MDS is a sample of a shard, also when the shards are unpacked, and selected."""
+    """A document of MDS is a sample of a shard, also when it is copied, and selected."""
     data = write_tokens(tmp_path / "mds", codec="zstd")
     index(data, tmp_path / "c")
     truth = list(range(len(open_idx(str(tmp_path / "c")).lengths)))
@@ -309,8 +308,9 @@ def test_samples_of_shards(tmp_path: Path) -> None:
         assert found.rows[number] == counts.get(path, 0)
         counts[path] = counts.get(path, 0) + 1
     assert len(counts) > 3
-    unpack_shards(ALONE, str(tmp_path / "c"))
-    select(ALONE, str(tmp_path / "c"), str(tmp_path / "view"), SelectOptions(drop=None, rows=None))
+    own, options = str(tmp_path / "own"), SelectOptions(drop=None, rows=None)
+    copy_corpora(ALONE, [str(tmp_path / "c")], own, kind="materialize")
+    select(ALONE, own, str(tmp_path / "view"), options)
     view = CorpusSources(str(tmp_path / "view"), open_idx(str(tmp_path / "view")))
     same = view.find(np.array(truth))
     assert same.rows.tolist() == found.rows.tolist()
@@ -413,7 +413,7 @@ def test_receipts_that_contradict_themselves(tokenizers: Path, tmp_path: Path) -
     write_lines(tmp_path / "a.jsonl", texts_with_holes(50))
     run([tmp_path / "a.jsonl"], tokenizers, tmp_path / "a", on_error="skip")
     prefix = str(tmp_path / "out")
-    merge(ALONE, [str(tmp_path / "a")], prefix)
+    copy_corpora(ALONE, [str(tmp_path / "a")], prefix)
     receipt, idx = find_receipt(prefix), open_idx(prefix)
     assert receipt is not None
     (node,) = receipt.origins

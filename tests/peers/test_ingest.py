@@ -12,10 +12,10 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, processors
 
-from distcache.edit.merge import convert, merge
+from distcache.edit.copy_corpora import copy_corpora
 from distcache.megatron.tokenizers import MegatronTokenizer
 from distcache.ranks.communicator import SerialCommunicator
-from tests.edit.test_merge import write_multimodal
+from tests.edit.test_copy_corpora import write_multimodal
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens
@@ -161,7 +161,7 @@ def test_merging_is_megatrons_own(
     prefixes = [corpora[name] for name in ("plain", "holes", "second")]
     if multimodal:
         prefixes = [write_multimodal(tmp_path / name, LENGTHS[name]) for name in ("plain", "holes")]
-    merge(ALONE, prefixes, str(tmp_path / "ours"))
+    copy_corpora(ALONE, prefixes, str(tmp_path / "ours"))
     builder = IndexedDatasetBuilder(
         str(tmp_path / "theirs.bin"), dtype=np.uint16, multimodal=multimodal
     )
@@ -174,7 +174,7 @@ def test_merging_is_megatrons_own(
 def test_megatron_reads_what_was_converted(tmp_path: Path) -> None:
     """A multimodal pair without its modes."""
     pictures = write_multimodal(tmp_path / "pictures", LENGTHS["plain"])
-    convert(ALONE, pictures, str(tmp_path / "text"), drop_modes=True)
+    copy_corpora(ALONE, [pictures], str(tmp_path / "text"), drop_modes=True, kind="convert")
     with_modes = IndexedDataset(pictures, multimodal=True, mmap=True)
     without = IndexedDataset(str(tmp_path / "text"), multimodal=False, mmap=True)
     for place in range(len(without)):

@@ -15,12 +15,11 @@ import pytest
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.job import BuildOptions
 from distcache.builder.run import build
+from distcache.edit.copy_corpora import copy_corpora
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
-from distcache.edit.merge import materialize, merge
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
-from distcache.edit.unpack import unpack_shards
 from distcache.errors import DistcacheError
 from distcache.ingest.inputs import TokenOptions
 from distcache.ingest.pipeline import ingest
@@ -65,7 +64,7 @@ def ingesting(shards: Path, out: Path) -> Job:
 def merging(corpora: dict[str, str], out: Path) -> Job:
     """Put corpora together."""
     prefixes = [corpora["plain"], corpora["second"], corpora["holes"]]
-    return lambda communicator: merge(communicator, prefixes, str(out / "all"))
+    return lambda communicator: copy_corpora(communicator, prefixes, str(out / "all"))
 
 
 def localizing(cache: Path, out: Path) -> Job:
@@ -80,11 +79,11 @@ def localizing(cache: Path, out: Path) -> Job:
 
 
 def indexing(data: Path, out: Path) -> Job:
-    """Index compressed MDS shards, and unpack them."""
+    """Index compressed MDS shards, and materialize them."""
 
     def job(communicator: ThreadCommunicator) -> Any:
         index_mds(communicator, [str(data)], str(out / "c"), MdsOptions(column="tokens"))
-        return unpack_shards(communicator, str(out / "c"))
+        return copy_corpora(communicator, [str(out / "c")], str(out / "m"), kind="materialize")
 
     return job
 
@@ -95,7 +94,7 @@ def selecting(parent: str, out: Path) -> Job:
     def job(communicator: ThreadCommunicator) -> Any:
         options = SelectOptions(Selection(sample=0.5))
         select(communicator, parent, str(out / "v"), options)
-        return materialize(communicator, str(out / "v"), str(out / "m"))
+        return copy_corpora(communicator, [str(out / "v")], str(out / "m"), kind="materialize")
 
     return job
 

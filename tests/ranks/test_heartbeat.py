@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.edit.merge import merge as merge_corpora
+from distcache.edit.copy_corpora import copy_corpora
 from distcache.errors import DistcacheError
 from distcache.ingest.inputs import TokenOptions
 from distcache.ingest.pipeline import ingest
@@ -66,7 +66,7 @@ def test_a_job(
         ingest(SerialCommunicator(), [str(path)], str(tmp_path / "out"), TokenOptions())
     else:
         write_lengths(tmp_path / "a", np.array([3, 4]))
-        merge_corpora(SerialCommunicator(), [str(tmp_path / "a")] * 2, str(tmp_path / "out"))
+        copy_corpora(SerialCommunicator(), [str(tmp_path / "a")] * 2, str(tmp_path / "out"))
     assert found == {"prepare": True, "publish": True}
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
 

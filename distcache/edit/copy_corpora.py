@@ -1,4 +1,4 @@
-"""Merge corpora, convert multimodal or damaged ones, and materialize views.
+"""Copy the tokens of corpora: merge them, convert or repair one, materialize a view or shards.
 
 Every rank copies an equal share of the bytes.
 """
@@ -9,9 +9,8 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, Literal
 
-import msgspec
 import numpy as np
 import xxhash
 
@@ -35,7 +34,7 @@ from distcache.corpus.receipt import (
 )
 from distcache.corpus.repair import open_damaged
 from distcache.corpus.view_bytes import token_pieces
-from distcache.errors import ConfigError, CorpusError
+from distcache.errors import ConfigError
 from distcache.ingest.output import Output
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
@@ -49,6 +48,7 @@ from distcache.storage.files import (
     require_text,
     write_range,
 )
+from distcache.storage.listing import listed_version
 from distcache.storage.units import counted
 
 STRIPE: Final = 1 << 20  # bytes; two ranks never write into the same one of a `.bin`
@@ -56,25 +56,20 @@ COPY: Final = 16 << 20  # bytes at a time
 SEQUENCES: Final = 1 << 18  # at a time
 
 
-class _InputFacts(msgspec.Struct, frozen=True):
-    """What is known of the corpora."""
-
-    digests: list[str]  # digest of the `.idx` of each corpus
-    # path, size and time of each file, so that the same corpora are known again
-    file_versions: list[str]
-    tokenizer: TokenizerFacts | None  # tokenizer that all corpora have
-
-
-def merge(
+def copy_corpora(
     communicator: Communicator,
     prefixes: Sequence[str],
     out: str,
     threads: int = 1,
     progress: Progress | None = None,
     *,
+    kind: Literal["merge", "convert", "materialize"] = "merge",
     mixed: bool = False,
+    drop_modes: bool = False,
 ) -> Receipt:
-    """Merge corpora, as Megatron-Core's ``IndexedDatasetBuilder.add_index``. Collective.
+    """Write the tokens of corpora, views and MDS shards as one corpus. Collective.
+
+    The bytes are those of Megatron-Core's ``IndexedDatasetBuilder.add_index``.
 
     Parameters
     ----------
@@ -88,8 +83,12 @@ def merge(
         Files that each rank reads at a time.
     progress : Progress or None
         Receives the progress of rank 0.
+    kind : str
+        The command, for the receipt.
     mixed : bool
         Whether their receipts may name different tokenizers.
+    drop_modes : bool
+        Whether to leave the modes of multimodal sequences out.
 
     Returns
     -------
@@ -108,135 +107,77 @@ def merge(
         on_rank_0(communicator, lambda: require_text(*prefixes), None, "reading names")
         watch.phase("examining corpora")
         facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
+        examined = [facts[prefix] for prefix in prefixes]
 
-        def prepare() -> _InputFacts:
+        def compare() -> TokenizerFacts | None:
             for corpus in facts.values():
                 require_tokens(corpus)
             _require_alike(list(facts.values()))
-            digests = [facts[prefix].idx_digest for prefix in prefixes]
-            return _InputFacts(
-                digests, _file_versions(prefixes), _common_tokenizer(facts, mixed=mixed)
-            )
+            return _common_tokenizer(facts, mixed=mixed)
 
-        known = on_rank_0(communicator, prepare, _InputFacts, "comparing corpora")
+        tokenizer = on_rank_0(communicator, compare, TokenizerFacts | None, "comparing corpora")
         sources = on_all_ranks(
             communicator,
-            lambda: [open_copy_source(facts[prefix]) for prefix in prefixes],
+            lambda: [open_copy_source(corpus) for corpus in examined],
             "opening corpora",
         )
-        examined = list(facts.values())
-        return _make(communicator, "merge", sources, examined, known, out, threads, watch)
+        if drop_modes:
+            sources = [dataclasses.replace(source, modes=None) for source in sources]
+        versions = [
+            f"{path} {version}"
+            for corpus in examined
+            for path, version in zip(corpus.files, corpus.file_versions, strict=True)
+        ]
+        origin = _origin(kind, versions, sources, tokenizer)
+        digests = [corpus.idx_digest for corpus in examined]
+        return _make(
+            communicator, origin, sources, digests, list(facts.values()), out, threads, watch
+        )
 
 
-def convert(
+def repair(
     communicator: Communicator,
     prefix: str,
     out: str,
     threads: int = 1,
     progress: Progress | None = None,
-    *,
-    drop_modes: bool = False,
-    repair: bool = False,
 ) -> Receipt:
-    """Convert a multimodal or damaged corpus, or any other. Collective.
+    """Write a corpus whose offsets overflowed with offsets made again of its lengths. Collective.
 
     Parameters
     ----------
     communicator, out, threads, progress
-        Arguments of `merge`.
+        Arguments of `copy_corpora`.
     prefix : str
         Prefix of the corpus.
-    drop_modes : bool
-        Whether to leave the modes of multimodal sequences out.
-    repair : bool
-        Whether offsets that overflowed are made again, of the lengths.
 
     Raises
     ------
+    ConfigError
+        If nothing is wrong with it.
     CorpusError
-        If it is not sound, or cannot be repaired.
+        If it cannot be repaired.
     """
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
 
-    def look() -> list[str]:
-        require_text(prefix)
-        return _file_versions([prefix])
-
-    with aborting_on_error(communicator):
-        watch.phase("examining corpora")
-        file_versions = on_rank_0(communicator, look, list[str], "looking at the corpus")
-        examined: list[CorpusFacts] = []
-        if repair:
-            found = on_all_ranks(communicator, lambda: open_damaged(prefix), "opening the corpus")
-            source = found.source
-            if not found.wrong:
-                raise ConfigError(f"{prefix}: nothing is wrong with it; leave --repair out")
-            watch.note(f"{counted(found.wrong, 'offset')} made again of the lengths")
-            digest = xxhash.xxh3_128(np.ascontiguousarray(source.lengths).data).hexdigest()
-            known = _InputFacts([digest], file_versions, None)
-        else:
-            facts = require_sound(communicator, [prefix], threads)[prefix]
-            source, known = _open_one(communicator, facts, file_versions)
-            examined = [facts]
-        if drop_modes:
-            source = dataclasses.replace(source, modes=None)
-        return _make(communicator, "convert", [source], examined, known, out, threads, watch)
-
-
-def materialize(
-    communicator: Communicator,
-    prefix: str,
-    out: str,
-    threads: int = 1,
-    progress: Progress | None = None,
-) -> Receipt:
-    """Write the tokens of a view as a corpus of its own. Collective.
-
-    Parameters
-    ----------
-    communicator, out, threads, progress
-        Arguments of `merge`.
-    prefix : str
-        Prefix of the view; any other corpus is copied.
-
-    Raises
-    ------
-    CorpusError
-        If it is not sound.
-    """
-    watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
     with aborting_on_error(communicator):
         on_rank_0(communicator, lambda: require_text(prefix), None, "reading names")
         watch.phase("examining corpora")
-        facts = require_sound(communicator, [prefix], threads)[prefix]
-        on_rank_0(communicator, lambda: require_tokens(facts), None, "looking at the corpus")
-        file_versions = on_rank_0(
-            communicator, lambda: _file_versions([prefix]), list[str], "looking at the corpus"
+        found = on_all_ranks(communicator, lambda: open_damaged(prefix), "opening the corpus")
+        if not found.wrong:
+            raise ConfigError(f"{prefix}: nothing is wrong with it; leave --repair out")
+        watch.note(f"{counted(found.wrong, 'offset')} made again of the lengths")
+        digest = xxhash.xxh3_128(np.ascontiguousarray(found.source.lengths).data).hexdigest()
+        versions = on_rank_0(
+            communicator,
+            lambda: [
+                f"{path} {listed_version(path)}" for path in (bin_path(prefix), idx_path(prefix))
+            ],
+            list[str],
+            "looking at the corpus",
         )
-        source, known = _open_one(communicator, facts, file_versions)
-        return _make(communicator, "materialize", [source], [facts], known, out, threads, watch)
-
-
-def _open_one(
-    communicator: Communicator, facts: CorpusFacts, file_versions: list[str]
-) -> tuple[CopySource, _InputFacts]:
-    """Open a corpus, and read its receipt. Collective."""
-    source = on_all_ranks(communicator, lambda: open_copy_source(facts), "opening")
-    tokenizer = on_rank_0(
-        communicator,
-        lambda: tokenizers_of({facts.prefix: facts})[facts.prefix],
-        TokenizerFacts | None,
-        "reading receipts",
-    )
-    return source, _InputFacts([facts.idx_digest], file_versions, tokenizer)
-
-
-def _file_versions(prefixes: Sequence[str]) -> list[str]:
-    paths = [name for prefix in prefixes for name in (bin_path(prefix), idx_path(prefix))]
-    try:
-        return [f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}" for path in paths]
-    except OSError as error:
-        raise CorpusError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        origin = _origin("convert", versions, [found.source], None)
+        return _make(communicator, origin, [found.source], [digest], [], out, threads, watch)
 
 
 def _require_alike(facts: Sequence[CorpusFacts]) -> None:
@@ -264,27 +205,34 @@ def _common_tokenizer(facts: dict[str, CorpusFacts], *, mixed: bool) -> Tokenize
     return next(iter(tokenizers.values())) if len(digests) == 1 else None
 
 
+def _origin(
+    kind: Kind,
+    versions: Sequence[str],
+    sources: Sequence[CopySource],
+    tokenizer: TokenizerFacts | None,
+) -> Origin:
+    """Return what a copy is made from: the same files and options are known again."""
+    identity = " ".join([kind, *versions, *(str(source.modes is None) for source in sources)])
+    return Origin(
+        kind=kind,
+        made_from=xxhash.xxh3_128(identity.encode()).hexdigest(),
+        tokenizer=tokenizer,
+        options={},
+        versions={"distcache": __version__},
+    )
+
+
 def _make(
     communicator: Communicator,
-    kind: Kind,
+    origin: Origin,
     sources: Sequence[CopySource],
+    digests: Sequence[str],
     examined: Sequence[CorpusFacts],
-    known: _InputFacts,
     out: str,
     threads: int,
     progress: Stopwatch,
 ) -> Receipt:
     """Claim the output, fill it, and publish it with its receipt. Collective."""
-    identity = " ".join(
-        [kind, *known.file_versions, *(str(source.modes is None) for source in sources)]
-    )
-    origin = Origin(
-        kind=kind,
-        made_from=xxhash.xxh3_128(identity.encode()).hexdigest(),
-        tokenizer=known.tokenizer,
-        options={},
-        versions={"distcache": __version__},
-    )
     output = Output(out)
 
     def make() -> tuple[list[Receipt], dict[int, str]]:
@@ -296,7 +244,7 @@ def _make(
         )
         facts = join(communicator, sources, output, threads, progress)
         require_unchanged(communicator, examined, tokens=True)
-        inputs = _input_receipts(sources, known.digests)
+        inputs = _input_receipts(sources, digests)
         digest = digest_tokens(communicator, output.unfinished(0), facts.bin_size)
         made = receipt_of(
             facts, output.name(0), origin, inputs, bin_digest=digest, origins=ancestors
