@@ -1,4 +1,4 @@
-"""`distcache index mds`, `rebuild`, and `mix`: MDS data sets as corpora."""
+"""`distcache index mds` and `mix`: MDS data sets as corpora."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from distcache.cli.common import (
 )
 from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_result
-from distcache.corpus.mds.rebuild_index import rebuild_index
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions, TokenDtype
 from distcache.edit.mirror import mirror, mirrored
@@ -25,7 +24,6 @@ from distcache.edit.mix import MixOptions, mix
 from distcache.edit.mix_recipe import Recipe, recipe_from
 from distcache.errors import ConfigError
 from distcache.ranks.agreement import on_rank_0
-from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
 from distcache.storage.url import is_url, path_only
@@ -114,32 +112,6 @@ def mds_command(
     if left_out and communicator.rank == 0 and not as_json:
         typer.echo(f"{left_out} samples were left out: see {out}.receipt.json", err=True)
     print_result(communicator.rank, receipt, [out], as_json=as_json)
-
-
-@index_app.command("rebuild")
-def rebuild_command(
-    directory: Annotated[
-        str,
-        typer.Argument(metavar="DIR", callback=path_only, help="Shards without an index.json."),
-    ],
-    threads: ThreadsOption = 0,
-    log_format: LogOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
-    """Write the index.json of a directory of MDS shards that has lost it, from their headers.
-
-    Digests of the shards cannot be made again: nothing says what they were.
-
-    Examples
-    --------
-        distcache index rebuild /data/web-mds/train
-    """
-    communicator = SerialCommunicator()
-    interrupt_on_signals("nothing has been changed")
-    with make_progress(log_format, 0) as progress:
-        progress.phase("reading headers")
-        done = rebuild_index(directory, threads or share_of_cores(communicator), progress.advance)
-    print_result(0, done, [done.path], as_json=as_json)
 
 
 @with_options

@@ -145,34 +145,6 @@ def unpack(codec: str, source: _Source, size: int, path: str) -> Iterator[NDArra
         raise CorpusError(f"{path}: decompresses to {more}{size} that the index says")
 
 
-def unpack_front(codec: str, source: _Source, size: int | None, most: int) -> bytes:
-    """Return the first `most` bytes that a compressed file decompresses to, or all there are.
-
-    Damage after them is not noticed; if there is some before, fewer bytes come.
-
-    Parameters
-    ----------
-    codec, source, size
-        Arguments of `unpack`; the size may be unknown.
-    most : int
-        Number of bytes that are wanted.
-    """
-    require_library(codec)
-    front = bytearray()
-    pieces = _pieces(codec, source, size)
-    while len(front) < most:
-        try:
-            piece = next(pieces, None)
-        except Exception as error:
-            if type(error).__name__ not in DAMAGE or getattr(error, "errno", None):
-                raise
-            break
-        if piece is None:
-            break
-        front += piece
-    return bytes(front[:most])
-
-
 def _pieces(codec: str, source: _Source, size: int | None) -> Iterator[Buffer]:
     if codec in WHOLE:
         return _whole(codec, source, size)

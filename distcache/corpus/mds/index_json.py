@@ -156,7 +156,7 @@ def _hint(root: str) -> str:
         return ""
     found = [name for name in names if Path(root, name, INDEX).exists()]
     if not found and any(".mds" in name for name in names):
-        return "; there are shards: `distcache index rebuild` makes it again"
+        return "; there are shards: examples/mds_index.py of distcache makes it again"
     if not found:
         return ""
     some = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
