@@ -29,6 +29,9 @@ def building_directory(final: Path) -> Path:
     return hidden_directory(final, "building")
 
 
+RESUMES: Final = "build it again, which resumes"
+
+
 class State(StrEnum):
     """The state of a cache."""
 
@@ -36,7 +39,6 @@ class State(StrEnum):
     building = "in progress"
     ready = "ready"
     dead = "the builder has died"
-    hung = "the builder hangs"
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -58,8 +60,6 @@ class Readiness(msgspec.Struct, frozen=True):
         Identity of the builder's last heartbeat; differs in each.
     locked : bool
         Whether it holds its lock.
-    quiet : str
-        Ranks that have made no progress for long.
     """
 
     path: str
@@ -69,22 +69,13 @@ class Readiness(msgspec.Struct, frozen=True):
     builder: str = ""
     sign: str = ""
     locked: bool = False
-    quiet: str = ""
-
-    @property
-    def advice(self) -> str:
-        """What to do if the builder has died or hangs."""
-        if self.state is State.hung:
-            return "end that job, then build again, which resumes"
-        return "build it again, which resumes"
 
     def __str__(self) -> str:
         if self.state in (State.absent, State.ready):
             return f"{self.path}: {self.state}"
         done = "" if self.fraction is None else f" {self.fraction:.0%}"
         phase = f"{self.phase}{done}, " if self.phase else ""
-        quiet = f"; {self.quiet}" if self.quiet else ""
-        return f"{self.path}: {self.state} ({phase}{self.builder or 'no heartbeat'}{quiet})"
+        return f"{self.path}: {self.state} ({phase}{self.builder or 'no heartbeat'})"
 
 
 class Watch:
@@ -138,7 +129,7 @@ class Watch:
         # It may have been published in between.
         if not any(entry.state is State.building for entry in found) and self._exists():
             return Readiness(self._path, State.ready)
-        for state in (State.building, State.hung, State.dead):
+        for state in (State.building, State.dead):
             for entry in found:
                 if entry.state is state:
                     return entry
@@ -170,7 +161,6 @@ class Watch:
             fraction=beat.fraction,
             builder=f"process {beat.process} on {beat.host}",
             sign=beat.sign,
-            quiet=beat.quiet,
         )
 
     def _state_of(self, monitor: Monitor, *, locked: bool) -> State:
@@ -179,7 +169,7 @@ class Watch:
             return State.building
         if monitor.silence > (limits().hung if locked else limits().silent):
             return State.dead
-        return State.hung if monitor.stillness > limits().stalled else State.building
+        return State.building
 
 
 def look(path: str | Path) -> Readiness:
@@ -238,8 +228,8 @@ def wait(
     end = time.monotonic() + timeout
     last, pause = "", READY_POLL
     while (found := watch.look()).state is not State.ready:
-        if found.state in (State.dead, State.hung):
-            raise BuildInterrupted(f"{found}; {found.advice}")
+        if found.state is State.dead:
+            raise BuildInterrupted(f"{found}; {RESUMES}")
         if str(found) != last and tell is not None:
             tell(found)
         last = str(found)

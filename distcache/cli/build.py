@@ -17,7 +17,7 @@ from distcache.builder.job import BuildOptions, MemoryLimit
 from distcache.builder.prepare import make_plan_together, require_name
 from distcache.builder.run import build
 from distcache.builder.upload import UploadOptions, upload
-from distcache.cache.readiness import State, look, wait
+from distcache.cache.readiness import RESUMES, State, look, wait
 from distcache.cli.common import (
     JsonOption,
     LogOption,
@@ -372,8 +372,8 @@ def ready_command(
 ) -> None:
     """Show whether a cache is ready, or the progress of its build.
 
-    Exit code 0: it is ready. 5: it is not, or not yet. 8: its builder has died or hangs; building
-    again resumes. With --wait it returns at once when the cache is ready or the builder has died.
+    Exit code 0: it is ready. 5: it is not, or not yet. 8: its builder has died; building again
+    resumes. With --wait it returns at once when the cache is ready or the builder has died.
 
     Examples
     --------
@@ -388,10 +388,10 @@ def ready_command(
             found = wait(cache, patience, lambda seen: progress.note(str(seen)))
     if as_json:
         print_json(found)
-    elif found.state not in (State.dead, State.hung):
+    elif found.state is not State.dead:
         typer.echo(str(found))
-    if found.state in (State.dead, State.hung):
-        raise BuildInterrupted(f"{found}; {found.advice}")
+    if found.state is State.dead:
+        raise BuildInterrupted(f"{found}; {RESUMES}")
     if found.state is not State.ready:
         raise typer.Exit(NotReady.exit_code)
 

@@ -15,7 +15,7 @@ from distcache.corpus.receipt import Origin, Receipt, find_receipt, receipt_path
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.claim import claim
-from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.communicator import Communicator
 from distcache.ranks.heartbeat import Heartbeat
 from distcache.ranks.production import produce
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
@@ -181,7 +181,7 @@ class Output:
             # A killed publication may have named some of the files here.
             if not (same or any(ours for _, ours in self._final_files())):
                 break
-            with Heartbeat(mine.path, Stopwatch(NullProgress()), SerialCommunicator()):
+            with Heartbeat(mine.path, Stopwatch(NullProgress())):
                 if complete := self._completed():
                     self._give_names(complete)
             if not complete:

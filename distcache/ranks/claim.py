@@ -87,8 +87,6 @@ def _reason_for_private(state: Lock, monitor: Monitor) -> str | None:
     if monitor.silence > longest:
         who = "another user's job" if state is Lock.FOREIGN else "the other job"
         return f"{who} has shown no heartbeat for {longest:.0f} s"
-    if monitor.stillness > time_limits.stalled:
-        return f"no rank of the other job has made progress for {time_limits.stalled:.0f} s"
     return None
 
 

@@ -42,7 +42,6 @@ class Communicator(Protocol):
     rank: int
     size: int
     waited: float  # seconds so far that this rank has waited for others
-    waiting: bool  # whether it waits now
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value, of a kind that msgpack knows, on all ranks. Collective."""
@@ -129,7 +128,6 @@ class SerialCommunicator:
     rank = 0
     size = 1
     waited = 0.0
-    waiting = False
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return the value."""

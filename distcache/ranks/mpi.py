@@ -97,7 +97,6 @@ class MpiCommunicator:
         self.rank: int = self._group.rank
         self.size: int = self._group.size
         self.waited = 0.0
-        self.waiting = False
         self._tag = 0  # that of the newest chain; 0 is the tag of exchanges
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
@@ -214,7 +213,6 @@ class MpiCommunicator:
     ) -> None:
         begin, longest = time.monotonic(), limits().collective
         pause = min(SHORTEST_SLEEP, longest_sleep)
-        self.waiting = True
         # A signal may end this. The traceback then keeps the buffers of pending requests alive,
         # and the process ends without releasing it.
         while not MPI.Request.Testall(requests):
@@ -225,7 +223,6 @@ class MpiCommunicator:
                 )
             time.sleep(pause)
             pause = min(2 * pause, longest_sleep)
-        self.waiting = False
         self.waited += time.monotonic() - begin
 
 

@@ -82,7 +82,7 @@ def produce(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_released(mine, watch, resumes=resumes))
         _require_shared(communicator, mine.path)
-        beat = stack.enter_context(Heartbeat(mine.path, watch, communicator))
+        beat = stack.enter_context(Heartbeat(mine.path, watch, communicator.rank))
         made = make(mine)
         watch.phase("publishing")
         published = on_rank_0(communicator, lambda: publish(mine, made), Any, "publishing")

@@ -86,11 +86,9 @@ class ThreadCommunicator:
         self.rank = rank
         self.size = group.size
         self.waited = 0.0
-        self.waiting = False
 
     def _share(self, value: Any) -> list[Any]:
         """Return the values of all ranks."""
-        self.waiting = True
         try:
             self._group.slots[self.rank] = value
             self._group.barrier.wait(LIMIT)
@@ -98,8 +96,6 @@ class ThreadCommunicator:
             self._group.barrier.wait(LIMIT)
         except threading.BrokenBarrierError as error:
             raise Ended("the job was ended") from error
-        finally:
-            self.waiting = False
         return found
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
