@@ -147,7 +147,7 @@ def training_script(words: Sequence[str], cache: Path) -> str:
     gate = [
         MARK,
         f"export {CACHE_VARIABLE}={shlex.quote(str(cache))}",
-        f"{shlex.join(ready)} || exit",
+        f"{shlex.join(ready)} >/dev/null || exit",
         *([shlex.join(["set", "--", *words[1:]])] if words[1:] else []),
     ]
     return "\n".join([*head, *gate, *lines[len(head) :]]) + "\n"

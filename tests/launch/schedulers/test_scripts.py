@@ -182,7 +182,7 @@ def test_the_training_script(tmp_path: Path) -> None:
         "#!/bin/bash\n#PBS -l select=2\n\n# localize\n"
         "# written by distcache submit\n"
         "export DISTCACHE_CACHE='/shared/my c.h5'\n"
-        f"{PYTHON} -P -m distcache ready '/shared/my c.h5' --wait 60 || exit\n"
+        f"{PYTHON} -P -m distcache ready '/shared/my c.h5' --wait 60 >/dev/null || exit\n"
         "set -- 'a b'\n"
         "echo $DISTCACHE_CACHE $1\n"
     )
