@@ -20,11 +20,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.array_slice import ArraySlice
 from distcache.builder.arrays import ArrayWriter, PieceWriter
 from distcache.builder.job import Job
 from distcache.builder.passes import seed_from
-from distcache.builder.section_slice import joined_digests
+from distcache.builder.section_slice import ArraySlice, joined_digests
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937, fill_entries, pack_documents
 from distcache.plan.layout import ArrayPlace

@@ -12,7 +12,6 @@ from distcache import __version__
 from distcache.corpus import bin_path
 from distcache.errors import CorpusError, DistcacheError, ObjectChanged
 from distcache.node.arriving import ArrivingChunks, cut_chunks, reads_ahead
-from distcache.node.local_state import LocalState, has_final, require_same_content, verify_local
 from distcache.node.manifest import CACHE, Manifest, describe, origin_of, stat_corpora
 from distcache.node.records import (
     LocalizeOptions,
@@ -24,7 +23,15 @@ from distcache.node.records import (
     read_record,
     write_record,
 )
-from distcache.node.staged_files import StagedFiles, differs, read_shared_into
+from distcache.node.staged_files import (
+    LocalState,
+    StagedFiles,
+    differs,
+    has_final,
+    read_shared_into,
+    require_same_content,
+    verify_local,
+)
 from distcache.node.store import Store, sweep
 from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes

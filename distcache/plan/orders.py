@@ -25,7 +25,7 @@ class SectionOrder:
     # bytes of a rank that builds a section with so many threads
     memory: Callable[[SectionPlan, int], int]
     can_be_split: bool = False  # all ranks can build one section together
-    # Small sections are built several at a time, by `distcache.builder.small_sections`.
+    # Small sections are built several at a time, by `distcache.builder.work`.
     has_runs: bool = False
     # Each pass is complete before the next one begins: none is shuffled apart, no partial sample is
     # kept, and a data set is the first samples of the section, as many as were asked for. Else as

@@ -14,10 +14,33 @@ from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.node.ahead.client import FETCHER_ATTEMPTS, FetchClient
 from distcache.node.ahead.protocol import WHOLE, Source, default_budget
 from distcache.storage.units import parse_size
-from distcache.train.announced_index import AnnouncedIndex
 from distcache.train.dataset import CachedDataset
 from distcache.train.rows import RowDataset
 from distcache.train.sampler import ResumableSampler
+
+
+class AnnouncedIndex(int):
+    """The index of a sample, as any other integer, that was announced to the node's fetcher.
+
+    Parameters
+    ----------
+    index : int
+        Number of the sample.
+    reading : (int, int)
+        Number of a stream, and of the reading in it.
+    """
+
+    reading: tuple[int, int]
+
+    def __new__(cls, index: int, reading: tuple[int, int]) -> AnnouncedIndex:
+        """Make an index."""
+        made = super().__new__(cls, index)
+        made.reading = reading
+        return made
+
+    def __reduce__(self) -> Any:
+        return AnnouncedIndex, (int(self), self.reading)
+
 
 Batch = Sequence[int | None]
 STEP: Final = 512  # samples of a message

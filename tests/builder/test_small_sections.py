@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.builder import small_sections
+from distcache.builder import work
 from distcache.builder.adopt import Adoptable
 from distcache.builder.job import BuildOptions, Job
-from distcache.builder.small_sections import runs_of
+from distcache.builder.work import runs_of
 from distcache.plan.layout import Unit, make_layout
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
 from distcache.plan.sizes import Cut, SectionSize
@@ -70,7 +70,7 @@ def test_runs(finished: set[int], adopted: set[int], orders: list[str], large: b
 
 def test_many_are_cut_into_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The indices of a run are mapped at the same time, which a process can do so often only."""
-    monkeypatch.setattr(small_sections, "MOST_TOGETHER", 4)
+    monkeypatch.setattr(work, "MOST_TOGETHER", 4)
     job = job_of(set(), set(), ["megatron"] * SECTIONS)
     (unit,) = job.layout.units
     found: list[Any] = list(runs_of(job, unit))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from distcache.builder import small_sections
+from distcache.builder import work
 from distcache.cache import open_cache
 from distcache.kernels import build_small_sections
 from tests.kernels.truth import sample_rows
@@ -156,7 +156,7 @@ def test_large_ones_are_built_in_steps(
 ) -> None:
     """These have the same bytes."""
     small = Path(build_here(blend_config, shared, "small").path).read_bytes()
-    monkeypatch.setattr(small_sections, "_can_join", lambda *_: False)
+    monkeypatch.setattr(work, "_can_join", lambda *_: False)
     assert Path(build_here(blend_config, shared / "other", "large").path).read_bytes() == small
 
 

@@ -15,8 +15,7 @@ import distcache
 from distcache.corpus import bin_path, open_idx
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.errors import ConfigError
-from distcache.train.provenance import SamplePart
-from distcache.train.sample_arrays import SampleFields, SampleOptions
+from distcache.train.sample_arrays import SampleFields, SampleOptions, SamplePart
 from tests.support.caches import build_here
 from tests.support.processes import start
 from tests.support.texts import documents, train_bpe, write_jsonl

@@ -20,9 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import distcache
 from distcache.errors import ConfigError, LoaderWarning
 from distcache.megatron.sampling import _Epochs
-from distcache.train import permutations
-from distcache.train.permutations import draw_permutation
-from distcache.train.sampler import ResumableSampler
+from distcache.train.sampler import ResumableSampler, draw_permutation
 from tests.support.caches import build_here
 
 ORDERS: list[dict[str, Any]] = [
@@ -201,7 +199,7 @@ def test_an_epoch_is_drawn_as_it_is_wanted(size: int) -> None:
 
 def test_another_torch_draws_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole permutation, if its draws should ever be others."""
-    monkeypatch.setattr(permutations, "_is_torchs_own", lambda: False)
+    monkeypatch.setattr("distcache.train.sampler._is_torchs_own", lambda: False)
     assert _Epochs(100, draw_permutation).values(5, 20, 60).tolist() == draw(100, 5)[20:60]
 
 

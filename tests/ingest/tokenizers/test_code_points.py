@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from distcache.ingest.tokenizers.find import find_tokenizer
-from distcache.ingest.tokenizers.gigatoken import code_points
-from distcache.ingest.tokenizers.gigatoken.code_points import (
+from distcache.ingest.tokenizers.gigatoken import engine
+from distcache.ingest.tokenizers.gigatoken.engine import (
     FIRST,
     TABLE,
+    Gigatoken,
     PatternTable,
     mark_known,
     pattern_of,
 )
-from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken
 from distcache.ingest.tokenizers.huggingface import HuggingFace
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ingest.tokenizers.tokenizer_json import TokenizerJson, read_tokenizer_json
@@ -69,7 +69,7 @@ def test_what_the_table_does_not_know(
         other = msgspec.structs.replace(table, versions={**table.versions, "tokenizers": "0.1"})
         path = tmp_path / "table.json"
         path.write_bytes(msgspec.json.encode(other))
-        monkeypatch.setattr(code_points, "TABLE", path)
+        monkeypatch.setattr(engine, "TABLE", path)
     else:
         changed = bytes(description.pre_tokenizer).replace(b"{1,3}", b"{1,2}")
         description = msgspec.structs.replace(description, pre_tokenizer=msgspec.Raw(changed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distcache.launch.doctor.launcher import examine_launcher, judge_launcher
+from distcache.launch.doctor.machine import examine_launcher, judge_launcher
 
 HYDRA = "HYDRA build details:\n    Version: 5.0.2\n"
 OPEN = "mpirun (Open MPI) 4.1.4\n"

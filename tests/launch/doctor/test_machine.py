@@ -16,8 +16,7 @@ import pytest
 
 from distcache.errors import ConfigError, DistcacheError
 from distcache.launch.doctor import machine
-from distcache.launch.doctor.finding import Finding
-from distcache.launch.doctor.machine import examine_machine
+from distcache.launch.doctor.machine import Finding, examine_machine
 from tests.support.processes import start
 
 

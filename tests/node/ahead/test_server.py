@@ -15,8 +15,7 @@ import pytest
 
 from distcache.errors import AccessDenied, NoSpace
 from distcache.node.ahead import fetcher as fetching
-from distcache.node.ahead.fetcher import Fetcher
-from distcache.node.ahead.open_sources import OpenSources
+from distcache.node.ahead.fetcher import Fetcher, OpenSources
 from distcache.node.ahead.protocol import (
     AheadRequest,
     ReadRequest,

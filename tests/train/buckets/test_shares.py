@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import distcache
-from distcache.train.announced_index import AnnouncedIndex
 from distcache.train.dataset import CachedDataset
+from distcache.train.read_ahead import AnnouncedIndex
 from tests.support.waiting import wait_until
 from tests.train.buckets.reading import status
 
