@@ -29,11 +29,8 @@ from distcache.corpus.receipt import (
     tokenizers_of,
 )
 from distcache.edit.selection import (
-    BITS,
     Kept,
     Selection,
-    bins_of_hashes,
-    hash_numbers,
     numbers_in,
     select_documents,
 )
@@ -243,9 +240,9 @@ class _View:
         own = pieces[bounds[communicator.rank] : bounds[communicator.rank + 1]]
         idx = on_all_ranks(communicator, lambda: open_examined(self._facts), "opening the corpus")
         if self._selection.tokens is not None:
-            self._progress.phase("drawing documents", 2 * len(own))
-            up_to = self._bound_of_tokens(idx, own, self._selection.tokens)
-            self._selection = msgspec.structs.replace(self._selection, up_to=up_to)
+            self._progress.phase("counting tokens", len(own))
+            sample = self._probability(idx, own, self._selection.tokens)
+            self._selection = msgspec.structs.replace(self._selection, sample=sample)
         self._progress.phase("selecting", 2 * len(own))
         mine = on_all_ranks(
             communicator, lambda: self._each(partial(self._count, idx), own), "selecting"
@@ -272,63 +269,26 @@ class _View:
         on_all_ranks(communicator, write, "writing the index")
         return counts
 
-    def _bound_of_tokens(self, idx: Idx, own: Sequence[int], wanted: int) -> int:
-        """Return the hash up to which documents have the wanted tokens together. Collective.
-
-        The tokens are summed by the first bits of hashes, then in the order of the hashes of those
-        documents whose bits are those where the sum is reached.
+    def _probability(self, idx: Idx, own: Sequence[int], wanted: int) -> float:
+        """Return the probability with which documents have about the wanted tokens. Collective.
 
         Raises
         ------
         ConfigError
             If the corpus has fewer.
         """
-        communicator = self._communicator
-
-        def summed() -> list[int]:
-            found = np.zeros(1 << BITS, np.int64)
-            for sums in self._each(partial(self._bins, idx), own):
-                found += sums
-            return list(map(int, found))
-
-        mine = on_all_ranks(communicator, summed, "drawing documents")
-        shares = communicator.allgather(mine, list[int], "tokens by hash")
-        bins = np.array(shares, np.int64).sum(axis=0)
-        ends = np.cumsum(bins)
-        if ends[-1] < wanted:
+        mine = on_all_ranks(
+            self._communicator,
+            lambda: sum(piece.tokens for piece in self._each(partial(self._count, idx), own)),
+            "counting tokens",
+        )
+        found = sum(self._communicator.allgather(mine, int, "tokens"))
+        if found < wanted:
             raise ConfigError(
-                f"--tokens {wanted}: {self._facts.prefix} has {ends[-1]} that can be selected"
-            ).of_all_ranks()  # all ranks have all sums
-        chosen = int(np.searchsorted(ends, wanted))
-
-        def drawn() -> list[tuple[int, int]]:
-            found = self._each(partial(self._within_bin, idx, chosen), own)
-            return list(itertools.chain(*found))
-
-        mine_within = on_all_ranks(communicator, drawn, "drawing documents")
-        within = communicator.allgather(mine_within, list[tuple[int, int]], "hashes")
-        total = int(ends[chosen] - bins[chosen])
-        for number, tokens in sorted(itertools.chain(*within)):
-            total += tokens
-            if total >= wanted:
-                return number
-        raise AssertionError("the sums say that it is reached")
-
-    def _bins(self, idx: Idx, piece: int) -> NDArray[np.int64]:
-        sums = np.zeros(1 << BITS, np.int64)
-        for kept in self._kept(idx, piece):
-            sums += bins_of_hashes(kept, self._selection.seed, kept.tokens_of_documents)
-        return sums
-
-    def _within_bin(self, idx: Idx, chosen: int, piece: int) -> list[tuple[int, int]]:
-        """Return the hash and the tokens of the documents whose hashes begin with some bits."""
-        found: list[tuple[int, int]] = []
-        for kept in self._kept(idx, piece):
-            hashes = hash_numbers(kept.documents.astype(np.uint64), self._selection.seed)
-            within = hashes >> np.uint64(64 - BITS) == np.uint64(chosen)
-            tokens = kept.tokens_of_documents[within].tolist()
-            found += zip(hashes[within].tolist(), tokens, strict=True)
-        return found
+                f"--tokens {wanted}: {self._facts.prefix} has {found} that can be selected"
+            ).of_all_ranks()  # all ranks have the sum
+        chosen = self._selection.sample
+        return (1.0 if chosen is None else chosen) * wanted / found
 
     def _each(self, work: Callable[[int], Result], own: Sequence[int]) -> list[Result]:
         """Do a piece of work for each of this rank's pieces."""

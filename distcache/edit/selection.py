@@ -31,7 +31,6 @@ MALFORMED: Final = (
     tokenize.TokenError,
 )
 LINE: Final = 64  # characters of a number, at most
-BITS: Final = 16
 DOCUMENTS: Final = 1 << 17  # at a time: they stay in the processor's cache
 # Of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -55,13 +54,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What is kept of a corpus: documents that all conditions hold for.
-
-    Attributes
-    ----------
-    up_to : int or None
-        Greatest hash of a document: the limit that `tokens` leads to.
-    """
+    """What is kept of a corpus: documents that all conditions hold for."""
 
     documents: Annotated[
         tuple[int, int] | None,
@@ -77,12 +70,11 @@ class Selection(msgspec.Struct, frozen=True):
     tokens: Annotated[
         int | None,
         Option(
-            "Documents at random until they have so many tokens, such as 1e9.",
+            "Documents at random that have about so many tokens, such as 1e9.",
             parse=parse_tokens,
             metavar="N",
         ),
     ] = None
-    up_to: int | None = None
     seed: Annotated[int, Option("Seed of --sample and --tokens.", least=0, most=2**64 - 1)] = 0
 
     def problems(self) -> list[str]:
@@ -112,12 +104,6 @@ class Kept(NamedTuple):
     lengths: NDArray[np.int32]  # tokens, and offset in the `.bin`, of each of their sequences
     offsets: NDArray[np.int64]
     modes: NDArray[np.int8] | None  # modes of multimodal sequences
-
-    @property
-    def tokens_of_documents(self) -> NDArray[np.int64]:
-        """Tokens of each document, shape (documents,)."""
-        bounds = np.concatenate([[0], np.cumsum(self.counts)])
-        return _tokens(self.lengths, bounds)
 
     @property
     def tokens(self) -> int:
@@ -194,9 +180,6 @@ def _by_number(
         numbers = np.arange(first, last, dtype=np.uint64)
         limit = np.uint64(int(selection.sample * 2.0**64))
         keep &= hash_numbers(numbers, selection.seed) < limit
-    if selection.up_to is not None:
-        numbers = np.arange(first, last, dtype=np.uint64)
-        keep &= hash_numbers(numbers, selection.seed) <= np.uint64(selection.up_to)
     return keep
 
 
@@ -225,20 +208,6 @@ def mix_bits(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     value = (value ^ (value >> np.uint64(30))) * FIRST
     value = (value ^ (value >> np.uint64(27))) * SECOND
     return value ^ (value >> np.uint64(31))
-
-
-def bins_of_hashes(kept: Kept, seed: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the tokens of documents by the first bits of their hashes.
-
-    Returns
-    -------
-    ndarray of int64, shape (65536,)
-        Sums for each value of the first 16 bits.
-    """
-    bins = hash_numbers(kept.documents.astype(np.uint64), seed) >> np.uint64(64 - BITS)
-    sums = np.zeros(1 << BITS, np.int64)
-    np.add.at(sums, bins.astype(np.int64), tokens)
-    return sums
 
 
 def numbers_in(path: str | Path) -> NDArray[np.int64]:
