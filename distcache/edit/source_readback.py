@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Fault, Idx, bin_path, open_idx
-from distcache.corpus.ancestry import MOST_VIEWS, documents_of, find_sorted, root_of_view
+from distcache.corpus.ancestry import documents_of, find_sorted, root_of_view
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import VIEWS, InputReceipt, PieceReceipt, Receipt, find_receipt
 from distcache.corpus.view_bytes import open_tokens
@@ -131,7 +131,7 @@ def by_piece(receipt: Receipt, wanted: Sequence[int]) -> list[Sample]:
 
 
 def root_of(communicator: Communicator, prefix: str, receipt: Receipt) -> tuple[str, Receipt]:
-    """Return the corpus that a view, or a view of a view, was selected from. Collective.
+    """Return the corpus into which a view points, and its receipt. Collective.
 
     Parameters
     ----------
@@ -147,26 +147,17 @@ def root_of(communicator: Communicator, prefix: str, receipt: Receipt) -> tuple[
     prefix : str
         Prefix of the root; the same if the corpus is no view.
     receipt : Receipt
-        Receipt of the last ancestor that has one.
+        Its receipt; that of the corpus if it has none.
 
     Raises
     ------
     CorpusError
-        If its parents are too many, as where one is its own.
+        If views are of one another.
     """
 
     def find() -> tuple[str, Receipt]:
-        here, found = prefix, receipt
-        for _ in range(MOST_VIEWS):
-            if found.kind not in VIEWS or not found.inputs:
-                return here, found
-            here = found.inputs[0].path
-            parent = find_receipt(here)
-            if parent is None:  # a view is of its root, too
-                root = root_of_view(prefix)
-                return root, find_receipt(root) or found
-            found = parent
-        raise CorpusError(f"{found.corpus}: is a view of a view of more than {MOST_VIEWS} others")
+        root = root_of_view(prefix)
+        return root, receipt if root == prefix else find_receipt(root) or receipt
 
     return on_rank_0(communicator, find, tuple[str, Receipt], "reading receipts")
 
@@ -232,10 +223,8 @@ def _sources(
     tokenizer: str | None,
     source: TokenizerSource | None,
 ) -> SourceReader:
-    if receipt.kind == "select":
-        return _Selected(prefix, receipt, dtype, tokenizer, source)
-    if receipt.kind == "rest":
-        return _Left(prefix, dtype, tokenizer, source)
+    if receipt.kind in VIEWS:
+        return _Root(prefix, dtype, tokenizer, source)
     if receipt.kind not in ("text", "tokens"):
         return _Corpora()
     with _as_options(receipt):
@@ -275,47 +264,8 @@ class _Corpora:
         return found
 
 
-class _Selected:
-    """Reads documents from the sources of the corpus of which a view is a selection.
-
-    Which one a document of the view was follows from the places of its tokens.
-    """
-
-    def __init__(
-        self,
-        prefix: str,
-        receipt: Receipt,
-        dtype: np.dtype[Any],
-        tokenizer: str | None,
-        source: TokenizerSource | None,
-    ) -> None:
-        parent = receipt.inputs[0].path
-        self._view = open_idx(prefix)
-        self._parent = open_idx(parent)
-        self._receipt = find_receipt(parent)
-        self._sources: SourceReader = _Corpora()
-        if self._receipt is not None:
-            self._sources = _sources(parent, self._receipt, dtype, tokenizer, source)
-
-    def read(self, sample: Sample) -> dict[int, Document]:
-        """Return documents by their number among those that were kept of the piece."""
-        numbers = parents_of(self._view, self._parent, sample)
-        places = {number: place for place, number in numbers.items()}
-        parts = [sample._replace(documents=places)]
-        if self._receipt is not None:
-            parts = by_piece(self._receipt, sorted(places))
-        found = {}
-        for part in parts:
-            for key, document in self._sources.read(part).items():
-                place = (
-                    part.documents[key] if self._receipt is None else places[part.documents[key]]
-                )
-                found[place] = document
-        return found
-
-
-class _Left:
-    """Reads documents from the sources of the corpus into which a view of what is left points.
+class _Root:
+    """Reads documents from the sources of the corpus into which a view points.
 
     A document of the view is a run of tokens of one of that corpus, found by its bytes.
     """
@@ -335,60 +285,38 @@ class _Left:
             self._sources = _sources(root, self._receipt, dtype, tokenizer, source)
 
     def read(self, sample: Sample) -> dict[int, Document]:
-        """Return documents by their number in the view."""
-        found = {}
+        """Return documents by their number in the piece."""
+        found: dict[int, Document] = {}
+        cut: dict[int, tuple[int, int, NDArray[np.int32]]] = {}  # document, token, and lengths
         for place, number in sample.documents.items():
-            offset = self._view.offsets[[number]]
+            some = slice(int(self._view.bounds[number]), int(self._view.bounds[number + 1]))
+            lengths = np.array(self._view.lengths[some])
+            full = np.flatnonzero(lengths)
+            if not len(full):
+                found[place] = Document(np.empty(0, ITEM_TYPES[self._root.type_code]), lengths)
+                continue
+            offset = self._view.offsets[some][full[:1]]
             document = int(documents_of(self._root, find_sorted(self._root.offsets, offset) - 1)[0])
             first = int(self._root.offsets[int(self._root.bounds[document])])
-            whole = self._document(sample, document)
-            if whole is not None:
-                begin = (int(offset[0]) - first) // self._root.item_size
-                length = np.array(self._view.lengths[[number]])
-                found[place] = Document(whole.tokens[begin : begin + int(length[0])], length)
+            cut[place] = document, (int(offset[0]) - first) // self._root.item_size, lengths
+        whole = self._documents(sample, sorted({document for document, _, _ in cut.values()}))
+        for place, (document, begin, lengths) in cut.items():
+            if document in whole:
+                end = begin + int(lengths.sum(dtype=np.int64))
+                found[place] = Document(whole[document].tokens[begin:end], lengths)
         return found
 
-    def _document(self, sample: Sample, number: int) -> Document | None:
-        """Return a document of the root."""
+    def _documents(self, sample: Sample, numbers: list[int]) -> dict[int, Document]:
+        """Return documents of the root by their ascending numbers."""
         entry = msgspec.structs.replace(sample.entry, path=self._prefix)
-        parts = [sample._replace(entry=entry, documents={number: number})]
+        parts = [sample._replace(entry=entry, documents={number: number for number in numbers})]
         if self._receipt is not None:
-            parts = by_piece(self._receipt, [number])
-        found = {} if not parts else self._sources.read(parts[0])
-        return next(iter(found.values()), None)
-
-
-def parents_of(view: Idx, parent: Idx, sample: Sample) -> dict[int, int]:
-    """Return which documents of a parent those of a view were, by their number in the piece.
-
-    Both have the same order, so that each is the next one whose tokens begin at its own byte.
-    """
-    found: dict[int, int] = {}
-    if sample.piece.end >= len(parent.bounds):
-        raise CorpusError(f"has {len(parent.bounds) - 1} documents now")
-    first = min(number - place for place, number in sample.documents.items())
-    bounds = np.array(parent.bounds[sample.piece.begin : sample.piece.end + 1])
-    theirs = _keys(parent, bounds)
-    ours = _keys(view, np.array(view.bounds[first : first + max(sample.documents) + 2]))
-    number = 0
-    for place, key in enumerate(ours):
-        while number < len(theirs) and theirs[number] != key:
-            number += 1
-        if place in sample.documents and number < len(theirs):
-            found[place] = sample.piece.begin + number
-        number += 1
-    return found
-
-
-def _keys(idx: Idx, bounds: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return for each document where its tokens begin, and how many they are."""
-    first, last = int(bounds[0]), int(bounds[-1])
-    sums = np.concatenate([[0], np.cumsum(idx.lengths[first:last], dtype=np.int64)])
-    tokens = np.diff(sums[bounds - first])
-    offsets = np.concatenate([idx.offsets[first:last], [-1]])
-    empty = np.diff(bounds) == 0
-    begins = np.where(empty, -1, offsets[bounds[:-1] - first])
-    return list(zip(begins.tolist(), tokens.tolist(), strict=True))
+            parts = by_piece(self._receipt, numbers)
+        return {
+            part.documents[place]: document
+            for part in parts
+            for place, document in self._sources.read(part).items()
+        }
 
 
 class _IngestedFiles:
