@@ -54,8 +54,7 @@ from distcache.storage.threads import map_in_threads
 
 Result = TypeVar("Result")
 
-PIECE: Final = 1 << 16  # documents of the parent that a piece of the receipt has, at least
-MOST_PIECES: Final = 10_000
+PIECE: Final = 1 << 16  # documents of the parent that a thread selects from at a time
 LISTS: Final = ("rows", "drop")
 
 
@@ -229,13 +228,12 @@ class _View:
         self._lists = {name: getattr(options, name) for name in LISTS}
         self._threads = threads
         self._progress = progress
-        self._step = max(PIECE, -(-facts.documents // MOST_PIECES))
 
     def write(self) -> list[Counts]:
         """Write the unfinished view; return what is kept of each piece. Collective."""
         communicator = self._communicator
         on_rank_0(communicator, self._save_lists, None, "reading lists")
-        pieces = range(-(-self._facts.documents // self._step))
+        pieces = range(-(-self._facts.documents // PIECE))
         bounds = slice_bounds(len(pieces), communicator.size, 1)
         own = pieces[bounds[communicator.rank] : bounds[communicator.rank + 1]]
         idx = on_all_ranks(communicator, lambda: open_examined(self._facts), "opening the corpus")
@@ -324,8 +322,8 @@ class _View:
         self._output.link_tokens(0, self._known.tokens)
 
     def _kept(self, idx: Idx, piece: int) -> Iterator[Kept]:
-        begin = piece * self._step
-        end = min(begin + self._step, self._facts.documents)
+        begin = piece * PIECE
+        end = min(begin + PIECE, self._facts.documents)
         rows, drop = map(self._list, LISTS)
         yield from select_documents(idx, begin, end, self._selection, rows, drop)
         idx.require_intact()
@@ -353,29 +351,21 @@ class _View:
 
 
 def _input_receipt(facts: CorpusFacts, view: Idx, counts: Sequence[Counts]) -> InputReceipt:
-    """Return what a view has of its parent, with a piece for each run of documents."""
-    step = max(PIECE, -(-facts.documents // MOST_PIECES))
-    pieces = [
-        PieceReceipt(
-            begin=number * step,
-            end=min((number + 1) * step, facts.documents),
-            rows=min(step, facts.documents - number * step),
-            documents=piece.documents,
-            sequences=piece.sequences,
-            tokens=piece.tokens,
-        )
-        for number, piece in enumerate(counts)
-    ]
+    """Return what a view has of its parent."""
+    documents = sum(piece.documents for piece in counts)
+    sequences = sum(piece.sequences for piece in counts)
+    tokens = sum(piece.tokens for piece in counts)
     last = int(view.offsets[-1]) + int(view.lengths[-1]) * view.item_size
+    rows = facts.documents
     return InputReceipt(
         path=facts.prefix,
         size=facts.bin_size,
         digest=facts.idx_digest,
-        rows=facts.documents,
-        documents=sum(piece.documents for piece in counts),
-        sequences=sum(piece.sequences for piece in counts),
-        tokens=sum(piece.tokens for piece in counts),
+        rows=rows,
+        documents=documents,
+        sequences=sequences,
+        tokens=tokens,
         first_offset=int(view.offsets[0]),
         last_offset=last,
-        pieces=tuple(pieces),
+        pieces=(PieceReceipt(0, rows, rows, documents, sequences, tokens),),
     )
