@@ -245,7 +245,7 @@ def _claim(directory: Path, result: Exported, cache: Cache, wanted: Iterable[Nam
 def _write_record(path: Path, exported: Exported, *, claim: bool = False) -> None:
     """Write the record of an export; a claim only where no other export has made one."""
     whole = msgspec.json.format(msgspec.json.encode(exported), indent=2) + b"\n"
-    if not claim or is_plain_file(path):  # a damaged one
+    if not claim:
         with atomic_write(path) as stream:
             stream.write(whole)
         return
@@ -255,7 +255,9 @@ def _write_record(path: Path, exported: Exported, *, claim: bool = False) -> Non
             stream.write(whole)
         os.link(temporary, path, follow_symlinks=False)
     except FileExistsError:
-        pass  # another export was first
+        # Another export was first, unless it is a damaged one.
+        if is_plain_file(path) and export_in(path.parent) is None:
+            os.replace(temporary, path)
     except OSError:  # no links on this filesystem
         os.replace(temporary, path)
     finally:
