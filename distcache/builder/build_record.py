@@ -51,7 +51,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
     threads: int  # threads of each rank
     # sections and blends from an earlier build, and from another cache
     resumed: int
-    adopted: int
+    reused_items: int
     ranks: Annotated[list[RankRecord], msgspec.Meta(min_length=1)]  # every rank
 
 
@@ -79,7 +79,7 @@ def record_path(final: Path) -> Path:
 
 
 def write_record(
-    final: Path, key: str, threads: int, resumed: int, adopted: int, ranks: list[RankRecord]
+    final: Path, key: str, threads: int, resumed: int, reused_items: int, ranks: list[RankRecord]
 ) -> None:
     """Write the build record of a cache that has been published."""
     import h5py  # noqa: PLC0415  rank 0 has it, the others do not need it
@@ -98,7 +98,7 @@ def write_record(
         },
         threads=threads,
         resumed=resumed,
-        adopted=adopted,
+        reused_items=reused_items,
         ranks=ranks,
     )
     with atomic_write(record_path(final)) as stream:

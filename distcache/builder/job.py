@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.adopt import Adoptable
+from distcache.builder.reuse import Reusable
 from distcache.cache import Cache, open_cache
 from distcache.corpus.corpus import open_examined
 from distcache.corpus.idx import Idx
@@ -73,7 +73,7 @@ class Job:
     plan: Plan
     layout: Layout
     final: Path  # path of the cache
-    adopted: Mapping[int, Adoptable]  # items that are copied from another cache
+    reused: Mapping[int, Reusable]  # items that are copied from another cache
     watch: Stopwatch  # receives the progress of this rank
     digests: Digests = field(default_factory=dict)  # digests of all finished items, of all ranks
     data: str = ""  # path of the unfinished file, once its workspace is claimed
@@ -96,8 +96,8 @@ class Job:
 
     @functools.cached_property
     def other_caches(self) -> dict[str, Cache]:
-        """The caches that items are adopted from, by path."""
-        return {path: open_cache(path) for path in {found.path for found in self.adopted.values()}}
+        """The caches that items are reused from, by path."""
+        return {path: open_cache(path) for path in {found.path for found in self.reused.values()}}
 
     def describe(self, item: int) -> str:
         """Name an item for messages."""

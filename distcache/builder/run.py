@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from distcache.builder.adopt import Adoptable, find_adoptable
 from distcache.builder.build_record import RankRecord, rank_record, write_record
 from distcache.builder.finish import finish, lay_out
 from distcache.builder.job import BuildOptions, Job, Record
@@ -26,6 +25,7 @@ from distcache.builder.prepare import (
     require_name,
 )
 from distcache.builder.readback import intact_items, read_back
+from distcache.builder.reuse import Reusable, find_reusable
 from distcache.builder.work import build_items
 from distcache.cache.readiness import building_directory
 from distcache.corpus.examine import require_unchanged
@@ -56,7 +56,7 @@ class BuildOutcome(msgspec.Struct, frozen=True):
         Key of the cache.
     reused : bool
         Whether it existed, or another job published it first.
-    resumed, adopted, built : int
+    resumed, reused_items, built : int
         Sections and blends from an earlier build, from another cache, and built now.
     """
 
@@ -64,7 +64,7 @@ class BuildOutcome(msgspec.Struct, frozen=True):
     key: str
     reused: bool
     resumed: int = 0
-    adopted: int = 0
+    reused_items: int = 0
     built: int = 0
 
 
@@ -133,13 +133,13 @@ def _plan_job(
         for warning in plan_warnings(config, plan):
             watch.note(f"warning: {warning}")
     before = () if config.continued is None else (Path(config.continued.path),)
-    adopted = on_rank_0(
+    reused_items = on_rank_0(
         communicator,
-        lambda: find_adoptable(plan, (*options.reuse, *before)),
-        dict[int, Adoptable],
+        lambda: find_reusable(plan, (*options.reuse, *before)),
+        dict[int, Reusable],
         "opening caches to reuse",
     )
-    return Job(communicator, options, plan, make_layout(plan.items), final, adopted, watch)
+    return Job(communicator, options, plan, make_layout(plan.items), final, reused_items, watch)
 
 
 def _build(job: Job) -> BuildOutcome:
@@ -161,12 +161,14 @@ def _build(job: Job) -> BuildOutcome:
         ranks = communicator.allgather(mine, RankRecord, "the build record")
         if published:
             finished.append((made, ranks))
-        return BuildOutcome(str(final), key, not published, made.resumed, made.adopted, made.built)
+        return BuildOutcome(
+            str(final), key, not published, made.resumed, made.reused_items, made.built
+        )
 
     def write_beside() -> None:
         for made, ranks in finished:
             try:
-                write_record(final, key, made.work.threads, made.resumed, made.adopted, ranks)
+                write_record(final, key, made.work.threads, made.resumed, made.reused_items, ranks)
             except OSError as error:  # the cache exists without it
                 watch.note(f"the build record could not be written: {error}")
 
@@ -202,7 +204,7 @@ class _Made(NamedTuple):
     blocks: Sequence[int]
     work: Assignment
     resumed: int
-    adopted: int
+    reused_items: int
     built: int
 
 
@@ -224,7 +226,7 @@ def _make(job: Job, workspace: Workspace) -> _Made:
     watch.phase("looking for an earlier run")
     job.digests |= intact_items(job, records)
     resumed = len(job.digests)
-    adopted = len(job.adopted.keys() - job.digests.keys())
+    reused_items = len(job.reused.keys() - job.digests.keys())
     work = on_rank_0(communicator, lambda: _assign(job), Assignment, "assigning work")
     watch.phase("building", _own_bytes(job, work))
     path = journal_path(workspace, attempt, communicator.rank)
@@ -234,7 +236,7 @@ def _make(job: Job, workspace: Workspace) -> _Made:
     watch.phase("reading back")
     blocks = read_back(job)
     require_unchanged(communicator, job.plan.sources)
-    return _Made(blocks, work, resumed, adopted, len(built) - adopted)
+    return _Made(blocks, work, resumed, reused_items, len(built) - reused_items)
 
 
 def _publish(job: Job, workspace: Workspace, blocks: Sequence[int]) -> bool:
@@ -267,7 +269,7 @@ def _assign(job: Job) -> Assignment:
         job.options.threads,
         job.options.memory_limit,
         frozenset(unfinished),
-        frozenset(unit for unit, items in unfinished.items() if items <= job.adopted.keys()),
+        frozenset(unit for unit, items in unfinished.items() if items <= job.reused.keys()),
     )
 
 

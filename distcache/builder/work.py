@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.adopt import adopt
 from distcache.builder.blends import SplitBlend, build_blend
 from distcache.builder.job import Digests, Job, Record
 from distcache.builder.links import build_linked
 from distcache.builder.packed import build_packed_together
+from distcache.builder.reuse import reuse
 from distcache.cache.digests import array_digest, leaves_of
 from distcache.errors import BuildInterrupted
 from distcache.extras import imported
@@ -69,7 +69,7 @@ def runs_of(job: Job, unit: Unit) -> Iterator[tuple[list[int], bool]]:
 def _can_join(job: Job, item: int) -> bool:
     """Return whether an item is an unfinished section whose order can be built in runs."""
     entry = job.plan.items[item]
-    unfinished = item not in job.digests and item not in job.adopted
+    unfinished = item not in job.digests and item not in job.reused
     return unfinished and isinstance(entry, SectionPlan) and ORDERS[entry.order].has_runs
 
 
@@ -235,8 +235,8 @@ def _build_local(
 
 def _build_item(job: Job, item: int, file: UnfinishedFile, workers: int) -> dict[str, str]:
     entry, places = job.plan.items[item], job.places(item)
-    if item in job.adopted:
-        return adopt(job.adopted[item], places, file, job.other_caches.__getitem__)
+    if item in job.reused:
+        return reuse(job.reused[item], places, file, job.other_caches.__getitem__)
     if isinstance(entry, SectionPlan):
         idx = job.idx(entry)
         has_windows = ORDERS[entry.order].has_windows

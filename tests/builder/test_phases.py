@@ -248,7 +248,7 @@ def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
     more = {"samples": 200, "weights": [0, 1, 3]}
     second = fields | {"continue": {"cache": old.path, "samples": 777}, "phases": [more]}
     new = build_here(second, tmp_path / "caches")
-    assert new.adopted >= (2 if order == "megatron" else 1)
+    assert new.reused_items >= (2 if order == "megatron" else 1)
     (earlier, own), (corpora, samples) = blend_of(old.path), blend_of(new.path)
     assert len(corpora) == 977
     assert np.array_equal(corpora[:777], earlier[:777])

@@ -225,7 +225,7 @@ def test_adding_a_corpus_builds_that_corpus_only(
     first = build_here(by_size, shared)
     more = {**by_size, "blend": [*by_size["blend"], {"path": corpora["third"]}]}
     second = build_here(more, shared, reuse=(Path(first.path),))
-    assert (second.adopted, second.built) == (9, 6)
+    assert (second.reused_items, second.built) == (9, 6)
     fresh = build_here(more, tmp_path / "fresh")
     assert Path(second.path).read_bytes() == Path(fresh.path).read_bytes()
 

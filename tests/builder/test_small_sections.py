@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.builder import work
-from distcache.builder.adopt import Adoptable
 from distcache.builder.job import BuildOptions, Job
+from distcache.builder.reuse import Reusable
 from distcache.builder.work import runs_of
 from distcache.plan.layout import Unit, make_layout
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
@@ -28,7 +28,7 @@ def section(order: str = "megatron") -> SectionPlan:
     return SectionPlan("k", 0, 0, 10, 100, 1, Cut(8, True, False), SectionSize(1, 12, None), order)
 
 
-def job_of(finished: set[int], adopted: set[int], orders: list[str]) -> Job:
+def job_of(finished: set[int], reused: set[int], orders: list[str]) -> Job:
     """Return a build of sections and two blends, of which some are finished, and some copied."""
     blends = tuple(BlendPlan("b", split, (1.0,), (), 5) for split in ("train", "valid"))
     plan = Plan("k", {}, {}, (), tuple(map(section, orders)), blends, ())
@@ -38,7 +38,7 @@ def job_of(finished: set[int], adopted: set[int], orders: list[str]) -> Job:
         plan,
         make_layout(plan.items),
         Path("cache.h5"),
-        dict.fromkeys(adopted, Adoptable("other.h5", "sections", 0)),
+        dict.fromkeys(reused, Reusable("other.h5", "sections", 0)),
         Stopwatch(NullProgress()),
         {item: {} for item in finished},
     )
@@ -50,16 +50,16 @@ def job_of(finished: set[int], adopted: set[int], orders: list[str]) -> Job:
     st.lists(st.sampled_from(["megatron", "passes"]), min_size=SECTIONS, max_size=SECTIONS),
     st.booleans(),
 )
-def test_runs(finished: set[int], adopted: set[int], orders: list[str], large: bool) -> None:
+def test_runs(finished: set[int], reused: set[int], orders: list[str], large: bool) -> None:
     """All that is not finished, in order; only sections that follow one another are together."""
-    job = job_of(finished, adopted, orders)
+    job = job_of(finished, reused, orders)
     unit = Unit(tuple(range(ITEMS)), 0, 1, splittable=False, is_large=large)
     runs = list(runs_of(job, unit))
     assert [item for run, _ in runs for item in run] == sorted(set(unit.items) - finished)
     for run, small in runs:
         assert run == list(range(run[0], run[0] + len(run)))
         can_join = [
-            item < SECTIONS and orders[item] == "megatron" and item not in adopted for item in run
+            item < SECTIONS and orders[item] == "megatron" and item not in reused for item in run
         ]
         assert small == (all(can_join) and not large)
         assert small or len(run) == 1

@@ -50,7 +50,7 @@ def test_a_build_leaves_its_timings(blend_config: dict[str, object], shared: Pat
 
 EMPTY = (
     b'{"cache": "", "key": "", "finished": "", "versions": {}, "threads": 1, "resumed": 0, '
-    b'"adopted": 0, "ranks": []}'
+    b'"reused_items": 0, "ranks": []}'
 )
 
 

@@ -16,7 +16,7 @@ from distcache.plan.model import Plan
 from distcache.storage.unfinished_file import UnfinishedFile
 
 
-class Adoptable(msgspec.Struct, frozen=True):
+class Reusable(msgspec.Struct, frozen=True):
     """An item in another cache: its path, and the row of a table."""
 
     path: str
@@ -24,7 +24,7 @@ class Adoptable(msgspec.Struct, frozen=True):
     row: int
 
 
-def find_adoptable(plan: Plan, paths: Sequence[Path]) -> dict[int, Adoptable]:
+def find_reusable(plan: Plan, paths: Sequence[Path]) -> dict[int, Reusable]:
     """Find the items of a plan that other caches have.
 
     Parameters
@@ -36,7 +36,7 @@ def find_adoptable(plan: Plan, paths: Sequence[Path]) -> dict[int, Adoptable]:
 
     Returns
     -------
-    dict of int to Adoptable
+    dict of int to Reusable
         Arrays that can be copied, by index into `Plan.items`.
 
     Raises
@@ -44,18 +44,18 @@ def find_adoptable(plan: Plan, paths: Sequence[Path]) -> dict[int, Adoptable]:
     NotReady, CacheCorrupt
         If one of them cannot be opened.
     """
-    found: dict[str, Adoptable] = {}
+    found: dict[str, Reusable] = {}
     for path in paths:
         cache = open_cache(path.absolute())
         for table in ARRAY_NAMES:
             for row, key in enumerate(cache.table(table)["key"].tolist()):
-                known = Adoptable(str(cache.path), table, row)
+                known = Reusable(str(cache.path), table, row)
                 found.setdefault(key.decode("ascii", "replace"), known)
     return {item: found[entry.key] for item, entry in enumerate(plan.items) if entry.key in found}
 
 
-def adopt(
-    found: Adoptable,
+def reuse(
+    found: Reusable,
     places: Mapping[str, ArrayPlace],
     file: UnfinishedFile,
     opened: Callable[[str], Cache],
@@ -64,8 +64,8 @@ def adopt(
 
     Parameters
     ----------
-    found : Adoptable
-        Result of `find_adoptable`.
+    found : Reusable
+        Result of `find_reusable`.
     places : mapping of str to ArrayPlace
         Place of each array in the file.
     file : UnfinishedFile
