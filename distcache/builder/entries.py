@@ -1,7 +1,7 @@
 """The document index during a build: documents with their lengths, shuffled by two workers.
 
 Megatron-Core's ``GPTDataset`` draws from one generator per section: it shuffles the documents of
-all epochs (or of all but the last, and then the last), then the samples in the same way. A shuffle
+all passes (or of all but the last, and then the last), then the samples in the same way. A shuffle
 goes from the last position down. Its steps above a pivot are one worker's; what is left is a
 shuffle of the positions below the pivot, which another worker computes at the same time from a
 generator that has skipped the draws of the first.
@@ -58,7 +58,7 @@ class EntryMemory:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
-def fill_epochs(section: SectionPlan, idx: Idx, entries: NDArray[np.int64], begin: int) -> None:
+def fill_passes(section: SectionPlan, idx: Idx, entries: NDArray[np.int64], begin: int) -> None:
     """Fill a slice of the document index before the shuffle, and release the lengths.
 
     Parameters
@@ -71,15 +71,15 @@ def fill_epochs(section: SectionPlan, idx: Idx, entries: NDArray[np.int64], begi
         The slice. Each entry gets the document in its lower 32 bits, and its length in tokens in
         the upper.
     begin : int
-        Start of the slice, counted from the start of any epoch.
+        Start of the slice, counted from the start of any pass.
     """
-    one_epoch = section.end - section.begin
+    one_pass = section.end - section.begin
     done = 0
     while done < len(entries):
-        first = section.begin + (begin + done) % one_epoch
+        first = section.begin + (begin + done) % one_pass
         last = min(section.end, first + min(len(entries) - done, FILL_STEP))
         fill_entries(idx.lengths, first, entries[done : done + last - first])
-        if one_epoch > FILL_STEP:  # mapped lengths count as memory of the process
+        if one_pass > FILL_STEP:  # mapped lengths count as memory of the process
             idx.release_lengths(first, last)
         done += last - first
     idx.release_lengths(section.begin, section.end)
@@ -93,7 +93,7 @@ def shuffle_upper(pivot: int, entries: NDArray[np.int64], generator: Mt19937) ->
     pivot : int
         Result of `distcache.plan.costs.pivot_of`.
     entries : ndarray of int64, shape (section.first_documents,)
-        Entries from `fill_epochs`; shuffled in place.
+        Entries from `fill_passes`; shuffled in place.
     generator : Mt19937
         Fresh; left after the draws.
     """
@@ -128,7 +128,7 @@ def shuffle_lower(pivot: int, generator: Mt19937) -> NDArray[Any]:
 
 
 def shuffle_last(section: SectionPlan, idx: Idx, generator: Mt19937) -> EntryMemory:
-    """Shuffle the last epoch of a document index if it is separate, else return no entries.
+    """Shuffle the last pass of a document index if it is separate, else return no entries.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def shuffle_last(section: SectionPlan, idx: Idx, generator: Mt19937) -> EntryMem
     idx : Idx
         Index of the section's corpus.
     generator : Mt19937
-        Generator after the draws of the first part; left after those of the last epoch.
+        Generator after the draws of the first part; left after those of the last pass.
 
     Returns
     -------
@@ -145,7 +145,7 @@ def shuffle_last(section: SectionPlan, idx: Idx, generator: Mt19937) -> EntryMem
         Memory of section.documents - section.first_documents entries.
     """
     memory = EntryMemory(section.documents - section.first_documents)
-    fill_epochs(section, idx, memory.values, 0)
+    fill_passes(section, idx, memory.values, 0)
     generator.shuffle(memory.values)
     return memory
 

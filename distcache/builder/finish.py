@@ -268,7 +268,7 @@ def _sections(plan: Plan, columns: Sequence[list[str | int]]) -> NDArray[Any]:
             section.begin,
             section.end,
             section.tokens,
-            section.size.epochs,
+            section.size.passes,
             section.size.samples,
             _or_minus_one(section.size.separate_samples),
             *arrays,

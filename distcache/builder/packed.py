@@ -49,7 +49,7 @@ class _Tasks:
     def __init__(self, section: SectionPlan) -> None:
         self._packed = packing_of(section)
         self._count = max(len(self._packed.groups), 1)
-        self.total = section.size.epochs * self._count
+        self.total = section.size.passes * self._count
 
     def of(self, task: int) -> tuple[int, int]:
         """Return the pass and the group of a task."""
@@ -223,4 +223,4 @@ def end_of(section: SectionPlan, idx: Idx) -> tuple[NDArray[np.int32], NDArray[A
         return np.zeros(1, np.int32), end
     groups = packing_of(section).groups
     first = next(number for number, group in enumerate(groups) if group.rows)
-    return pack_group(section, idx, section.size.epochs, first)[0][:1], end
+    return pack_group(section, idx, section.size.passes, first)[0][:1], end

@@ -1,7 +1,7 @@
 """Sections in orders of our own: whole passes, each a permutation, over all or within windows.
 
 In ``passes`` every pass over the sequences is a separate permutation, so that none comes twice
-before all have come once; Megatron's order shuffles those of all epochs together. In ``windows``
+before all have come once; Megatron's order shuffles those of all passes together. In ``windows``
 a pass permutes the shards, and shuffles only within windows of so many successive ones: a job that
 trains in this order needs two windows of shards at a time. Samples are cut as Megatron cuts them,
 then shuffled within the samples that end in one window: a section of more passes begins with the
@@ -94,7 +94,7 @@ def _write_rows(section: SectionPlan, shards: NDArray[np.int64], writer: ArrayWr
 
 def _all_windows(section: SectionPlan, shards: NDArray[np.int64]) -> Iterator[NDArray[np.int32]]:
     """Yield the sequences of each window, shuffled, pass after pass."""
-    for number in range(section.size.epochs):
+    for number in range(section.size.passes):
         yield from pass_windows(section, shards, number)
 
 

@@ -16,7 +16,7 @@ from distcache.builder.entries import (
     Entries,
     EntryMemory,
     documents_of,
-    fill_epochs,
+    fill_passes,
     read_across,
     shuffle_last,
     shuffle_lower,
@@ -36,7 +36,7 @@ CHUNK: int = CHUNK_BYTES // ENTRY_BYTES
 InOrder = Callable[[Callable[[int], NDArray[np.int64]], range], Iterator[NDArray[np.int64]]]
 """Applies a function to numbers, and yields the results in their order."""
 Rest = tuple[NDArray[Any], EntryMemory, str]
-"""The lower positions, the entries of the last epoch, and the digest of the shuffle index."""
+"""The lower positions, the entries of the last pass, and the digest of the shuffle index."""
 
 
 def build_section(
@@ -81,7 +81,7 @@ def build_section(
         in_order: InOrder = map
         if workers < 2:
             generator = Mt19937(section.seed)
-            fill_epochs(section, idx, upper, 0)
+            fill_passes(section, idx, upper, 0)
             shuffle_upper(pivot, upper, generator)
             lower, last, shuffle_digest = rest(generator)
             del generator  # with the memory of its shuffles, which the page cache needs now
@@ -89,8 +89,8 @@ def build_section(
             helper = stack.enter_context(ThreadPoolExecutor(1))
             in_order = partial(_one_ahead, helper)
             half = upper.size // 2
-            filled = helper.submit(fill_epochs, section, idx, upper[half:], half)
-            fill_epochs(section, idx, upper[:half], 0)
+            filled = helper.submit(fill_passes, section, idx, upper[half:], half)
+            fill_passes(section, idx, upper[:half], 0)
             filled.result()
             done = helper.submit(lambda: rest(skip_upper(section, pivot)))
             shuffle_upper(pivot, upper, Mt19937(section.seed))

@@ -120,5 +120,5 @@ def _size_alone(cache: Cache, member: Any) -> int:
     name = section["order"].decode("ascii", "replace")
     if name not in ORDERS:
         raise CacheCorrupt(f"{cache.path}: has order {name!r}, which this version does not know")
-    # Megatron's datasets have whole epochs.
+    # Megatron's datasets have whole passes.
     return min(size, requested) if ORDERS[name].whole_passes and requested >= 0 else size

@@ -105,7 +105,7 @@ def plan_command(
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a build would make and need: samples, epochs, bytes, time; and all problems.
+    """Show what a build would make and need: samples, passes, bytes, time; and all problems.
 
     For corpora in a bucket it also shows requests and bytes of training, and the best way to read.
 
@@ -159,9 +159,9 @@ def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
                 "key": section.key,
                 "sequences": [section.begin, section.end],
                 "tokens": section.tokens,
-                "epochs": section.size.epochs,
+                "passes": section.size.passes,
                 "samples": section.size.samples,
-                "separate_last_epoch": section.size.separate_samples is not None,
+                "separate_last_pass": section.size.separate_samples is not None,
                 "bytes": sum(place.nbytes for place in layout.arrays[index]),
                 "packing": None if section.packed is None else packing_facts(section.packed),
             }
@@ -217,7 +217,7 @@ def _show_sections(title: str, sections: list[dict[str, Any]]) -> None:
                 "splits": ",".join(section["splits"]),
                 "sequences": section["sequences"][1] - section["sequences"][0],
                 "tokens": section["tokens"],
-                "epochs": section["epochs"],
+                "passes": section["passes"],
                 "samples": section["samples"],
                 "size": size_text(section["bytes"]),
             }
@@ -273,7 +273,7 @@ def _show_phases(phases: list[PhaseFacts]) -> None:
                 "corpus": own.corpus,
                 "share": f"{100 * own.share:.2f} %",
                 "samples so far": own.samples,
-                "epochs so far": f"{own.epochs:.2f}",
+                "passes so far": f"{own.passes:.2f}",
             }
             for number, phase in enumerate(phases)
             for own in phase.corpora

@@ -80,7 +80,7 @@ def inspect_command(
                 "corpus": member["corpus"],
                 "split": member["split"],
                 "sequences": section["end"] - section["begin"],
-                "epochs": section["epochs"],
+                "passes": section["epochs"],
                 "samples": section["samples"],
                 "blend": member["blend"],
                 "weight": member["weight"],
@@ -346,7 +346,7 @@ def export_command(
     typer.echo(settings_text(done))
     for warning in done.warnings:
         typer.echo(f"# warning: {warning}")
-    sizes = ", ".join(f"{split} {_epochs_or(count)}" for split, count in done.samples.items())
+    sizes = ", ".join(f"{split} {_passes_or(count)}" for split, count in done.samples.items())
     typer.echo(f"# and batch size, iterations and evaluations that ask for these samples: {sizes}")
 
 
@@ -394,5 +394,5 @@ def _as_trained(
     return msgspec.structs.replace(naming, tokenizer=tokenizer, fim=fim)
 
 
-def _epochs_or(count: int | None) -> str:
-    return "one epoch" if count is None else f"{count:,}"
+def _passes_or(count: int | None) -> str:
+    return "one pass" if count is None else f"{count:,}"

@@ -51,7 +51,7 @@ def report_command(
     as_json: JsonOption = False,
     log_format: LogOption = "auto",
 ) -> None:
-    """Sum up what training sees: shares, epochs, repeats, documents cut, and faults.
+    """Sum up what training sees: shares, passes, repeats, documents cut, and faults.
 
     The page needs no network: one file, with its figures. JSON has the same numbers.
 
@@ -105,7 +105,7 @@ def _show(report: Report, out: str | None) -> None:
                 "weight": "" if one.weight is None else f"{one.weight:.3%}",
                 "share": f"{one.share:.3%}",
                 "tokens": one.tokens,
-                "epochs": f"{one.epochs:,.3f}",
+                "passes": f"{one.passes:,.3f}",
                 "never seen": f"{one.tokens_never / max(one.tokens, 1):.2%}",
             }
             for one in report.corpora

@@ -147,7 +147,7 @@ def root_of(communicator: Communicator, prefix: str, receipt: Receipt) -> tuple[
     prefix : str
         Prefix of the root; the same if the corpus is no view.
     receipt : Receipt
-        Its receipt; that of the corpus if it has none.
+        Receipt of the root; that of the corpus if it has none.
 
     Raises
     ------

@@ -243,8 +243,8 @@ def _corpus(split: Trace, member: int, taken: int, total: int, exposure: Exposur
         documents=exposure.documents,
         tokens=exposure.tokens,
         trained_tokens=exposure.trained,
-        epochs=exposure.trained / max(exposure.tokens, 1),
-        most_epochs=exposure.most,
+        passes=exposure.trained / max(exposure.tokens, 1),
+        most_passes=exposure.most,
         tokens_never=exposure.never,
         visits=exposure.visits,
         lengths=exposure.lengths,
@@ -264,7 +264,7 @@ def _repeats(
 ) -> tuple[RepeatsReport, ...]:
     """Follow documents of corpora that are repeated."""
     split = trace
-    members = [m for m, one in enumerate(corpora) if (one.most_epochs or 0) >= 2]
+    members = [m for m, one in enumerate(corpora) if (one.most_passes or 0) >= 2]
     sources = {split.pairs[member][1] for member in members}
     chosen = {source: _followed(split, source, members) for source in sources}
     if not chosen:
@@ -282,7 +282,7 @@ def _repeats(
         sequences, places = traced.sequences[keep][order], parts[keep][order]
         gaps = np.diff(places)[np.diff(sequences) == 0]
         if len(gaps):
-            one_pass = max(round(total / corpora[member].epochs), 1)
+            one_pass = max(round(total / corpora[member].passes), 1)
             found.append(_repeats_of(member, len(chosen[source]), gaps, one_pass))
     return tuple(found)
 

@@ -21,8 +21,8 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     documents: int  # documents of the split
     tokens: int  # tokens of them
     trained_tokens: int  # tokens that are inputs, over all visits
-    epochs: float  # tokens that are trained on, of those that there are
-    most_epochs: float | None = None  # the same of the document that is seen most
+    passes: float  # tokens that are trained on, of those that there are
+    most_passes: float | None = None  # the same of the document that is seen most
     # tokens by which documents are inputs less than once; more are never inputs, where a part of a
     # document is seen twice
     tokens_never: int

@@ -136,7 +136,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _corpora(report: Report, names: Sequence[str]) -> str:
     head = [
-        "corpus", "weight", "share", "samples", "left", "documents", "tokens", "epochs", "most",
+        "corpus", "weight", "share", "samples", "left", "documents", "tokens", "passes", "most",
         "never seen", "in one sample", "continued",
     ]  # fmt: skip
     rows = []
@@ -151,8 +151,8 @@ def _corpora(report: Report, names: Sequence[str]) -> str:
                 f"{one.samples_left:,}",
                 f"{one.documents:,}",
                 _count(one.tokens),
-                f"{one.epochs:,.3f}",
-                "" if one.most_epochs is None else f"{one.most_epochs:,.1f}",
+                f"{one.passes:,.3f}",
+                "" if one.most_passes is None else f"{one.most_passes:,.1f}",
                 _percent(one.tokens_never / max(one.tokens, 1)),
                 _percent(one.whole / visits) if visits else "",
                 _percent(one.continued),
@@ -224,11 +224,11 @@ def _exposure(report: Report, names: Sequence[str], chosen: Sequence[int]) -> Fi
         {"x": x, "y": y, "name": name, "type": "bar", "marker": {"color": shade}}
         for name, y, shade in bars
     ]
-    epochs = [one.epochs for one in own]
-    ratio = max(epochs) / max(min(epochs), 1e-9)
+    passes = [one.passes for one in own]
+    ratio = max(passes) / max(min(passes), 1e-9)
     data.append(
         {
-            "x": x, "y": epochs, "name": "epochs", "mode": "markers", "yaxis": "y2",
+            "x": x, "y": passes, "name": "passes", "mode": "markers", "yaxis": "y2",
             "marker": {"color": PALETTE[3], "size": 9, "symbol": "diamond"},
         }
     )  # fmt: skip
@@ -239,7 +239,7 @@ def _exposure(report: Report, names: Sequence[str], chosen: Sequence[int]) -> Fi
         barmode="group",
         yaxis={"title": {"text": "share"}, "tickformat": ".0%"},
         yaxis2={
-            "title": {"text": "epochs"}, "overlaying": "y", "side": "right",
+            "title": {"text": "passes"}, "overlaying": "y", "side": "right",
             "type": "log" if ratio > FAR else "linear", "rangemode": "tozero", "showgrid": False,
             "tickmode": "auto",
         },

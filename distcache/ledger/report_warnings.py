@@ -7,7 +7,7 @@ from typing import Final
 
 from distcache.ledger.report_document import Report, ReportWarning
 
-MANY_EPOCHS: Final = 4.0  # more are said to be worth little (Muennighoff et al. 2023)
+MANY_PASSES: Final = 4.0  # more are said to be worth little (Muennighoff et al. 2023)
 OFF_WEIGHT: Final = 0.01  # difference of a share from its weight
 UNEVEN: Final = 0.05  # difference of a share in a window from that of all
 FEW: Final = 3  # samples by which windows differ anyway
@@ -41,14 +41,14 @@ def warnings_of(report: Report) -> Iterator[ReportWarning]:
 
 
 def _of_weights(report: Report) -> Iterator[ReportWarning]:
-    """Yield what is odd about weights, epochs and what is never seen."""
-    least = min(report.corpora, key=lambda one: one.epochs)
+    """Yield what is odd about weights, passes and what is never seen."""
+    least = min(report.corpora, key=lambda one: one.passes)
     for number, one in enumerate(report.corpora):
-        if one.epochs > MANY_EPOCHS and least.epochs < 1:
+        if one.passes > MANY_PASSES and least.passes < 1:
             yield ReportWarning(
-                "many epochs",
-                f"{one.corpus} is seen {one.epochs:,.1f} times, though {least.corpus} is seen "
-                f"{least.epochs:.2f} times: lower the weight of the first ({one.share:.4%} of the "
+                "many passes",
+                f"{one.corpus} is seen {one.passes:,.1f} times, though {least.corpus} is seen "
+                f"{least.passes:.2f} times: lower the weight of the first ({one.share:.4%} of the "
                 "samples)",
                 number,
             )
@@ -72,10 +72,10 @@ def _of_weights(report: Report) -> Iterator[ReportWarning]:
                 number,
             )
         never = (one.tokens_never or 0) / max(one.tokens, 1)
-        if one.epochs >= 1 and never > NEVER:
+        if one.passes >= 1 and never > NEVER:
             yield ReportWarning(
                 "never seen",
-                f"{one.corpus} is seen {one.epochs:.2f} times, though {never:.1%} of its tokens "
+                f"{one.corpus} is seen {one.passes:.2f} times, though {never:.1%} of its tokens "
                 "are never: `order: passes` sees each document once before any twice",
                 number,
             )

@@ -119,7 +119,7 @@ def _totals(plan: Plan, remote: Set[int]) -> _Totals:
     for section, taken in _taken(plan):
         if section.source in remote and section.tokens:
             # Tokens and sequences of a sample, in the mean.
-            tokens = section.tokens * section.size.epochs / max(section.size.samples, 1)
+            tokens = section.tokens * section.size.passes / max(section.size.samples, 1)
             sequences = tokens * (section.end - section.begin) / section.tokens
             samples += taken
             requests += taken * (1.0 + sequences)

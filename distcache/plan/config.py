@@ -44,7 +44,7 @@ class BlendPerSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Samples to draw per split; null is one epoch. A split that is not named draws none."""
+    """Samples to draw per split; null is one pass. A split that is not named draws none."""
 
     train: Count | None = 0
     valid: Count | msgspec.UnsetType | None = msgspec.UNSET
@@ -107,7 +107,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # tokens per sample, without the extra one; 1 for rows
     sequence_length: Annotated[int, Meta(ge=1, le=2**31 - 2)]
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 1234  # seed of every section's generator
-    samples: Samples | None = None  # none is one epoch of every split
+    samples: Samples | None = None  # none is one pass of every split
     split: str | None = None
     # one blend that is cut into splits, as in "99,1,0"
     blend: Blend | None = None
@@ -124,7 +124,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     blend_arithmetic: BlendArithmetic = "separate"
     # whether each corpus of ``blend_per_split.valid`` is a validation set of its own
     multiple_validation_sets: bool = False
-    full_validation: bool = False  # whether validation runs over one whole epoch
+    full_validation: bool = False  # whether validation runs over one whole pass
     # Megatron's ``unique_identifiers`` of the tokenizer; or ``{"description": FILE}`` to take them
     # from a description that Megatron wrote; or ``{"megatron": RELEASE, ...}`` with Megatron's
     # options of the tokenizer. Enters Megatron's names only.
@@ -151,7 +151,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of_command: bool = False
 
     def samples_of(self, split: str) -> int | None:
-        """Return the samples to draw from a split; None is one epoch."""
+        """Return the samples to draw from a split; None is one pass."""
         if self.samples is None:
             return None
         wanted = getattr(self.samples, split)

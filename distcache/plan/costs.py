@@ -105,7 +105,7 @@ class UnitCosts:
         if isinstance(first, BlendPlan):
             return min(ranks, -(-first.size // BLEND_SLICE))
         if first.packed is not None and self._is_large:
-            return min(ranks, first.size.epochs * len(first.packed.groups))
+            return min(ranks, first.size.passes * len(first.packed.groups))
         return 0
 
     @property

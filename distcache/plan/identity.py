@@ -106,7 +106,7 @@ def growth_key(identity: Mapping[str, Any]) -> str | None:
     Returns
     -------
     str or None
-        None for Megatron's order, which shuffles the samples of all epochs together, and for an
+        None for Megatron's order, which shuffles the samples of all passes together, and for an
         order that this version does not know.
     """
     order = ORDERS.get(identity["order"])
@@ -114,6 +114,6 @@ def growth_key(identity: Mapping[str, Any]) -> str | None:
         return None
     sizes = ("samples", "mid_level_dataset_surplus")
     shared = {name: value for name, value in identity.items() if name not in sizes}
-    # One epoch is taken whole, by another rule than a number of samples.
+    # One pass is taken whole, by another rule than a number of samples.
     shared["samples"] = {split: count is not None for split, count in identity["samples"].items()}
     return key_of(shared)

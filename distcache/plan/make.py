@@ -171,7 +171,7 @@ class _Planner:
         if len(blend) > 1 and self.config.full_validation and of_split is not None:
             self.problems.append(
                 f"$.samples.valid: {of_split}, expected null, since full_validation runs over one "
-                "epoch of each validation set"
+                "pass of each validation set"
             )
         for source in blend:
             requested = of_split if source.samples is None else source.samples
@@ -363,7 +363,7 @@ class _Planner:
             size = packed_size(requested, packed.rows)
         else:
             size = section_size(requested, tokens, cut)
-        problem = request_problem(prefix, split, requested, None if size is None else size.epochs)
+        problem = request_problem(prefix, split, requested, None if size is None else size.passes)
         if size is None and packed is not None and tokens:
             problem = (
                 f"{prefix}: all documents of split {split} are longer than sequence_length, and "

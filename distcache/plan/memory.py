@@ -28,7 +28,7 @@ SHUFFLE_SPACE_FROM: Final = 1 << 21
 def pivot_of(section: SectionPlan, workers: int) -> int:
     """Return the position below which the second of two workers shuffles; 0 if there is one.
 
-    The second also shuffles the last epoch and the samples, so that both have as many steps.
+    The second also shuffles the last pass and the samples, so that both have as many steps.
     """
     if workers < 2:
         return 0

@@ -33,10 +33,10 @@ class SectionPlan(msgspec.Struct, frozen=True, dict=True):
     # the split's range of sequences
     begin: int
     end: int
-    tokens: int  # tokens of one epoch
+    tokens: int  # tokens of one pass
     seed: int  # seed of the generator
     cut: Cut  # rules by which samples are cut
-    size: SectionSize  # epochs and samples
+    size: SectionSize  # passes and samples
     order: str = "megatron"  # shuffle of the section: a name in `distcache.plan.orders`
     window: int | None = None  # shards of a window
     # whether its samples are sequences as they are, in the order of the document index, which is
@@ -48,12 +48,12 @@ class SectionPlan(msgspec.Struct, frozen=True, dict=True):
     def documents(self) -> int:
         """Entries of the document index."""
         if self.packed is not None:  # the last one is in no row: it ends the last row
-            return self.size.epochs * self.packed.documents + 1
-        return self.size.epochs * (self.end - self.begin)
+            return self.size.passes * self.packed.documents + 1
+        return self.size.passes * (self.end - self.begin)
 
     @property
     def first_documents(self) -> int:
-        """Entries of the document index that are shuffled first: all, or all but one epoch."""
+        """Entries of the document index that are shuffled first: all, or all but one pass."""
         apart = self.size.separate_samples is not None
         return self.documents - (self.end - self.begin if apart else 0)
 

@@ -16,7 +16,7 @@ class CorpusShare(msgspec.Struct, frozen=True):
     corpus: str
     share: float  # share of the samples of the phase
     samples: int  # samples that are taken at the end of the phase, since the start
-    epochs: float  # the same, in passes over the corpus
+    passes: float  # the same, in passes over the corpus
 
 
 class PhaseFacts(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ def phase_facts(plan: Plan) -> list[PhaseFacts]:
                         corpus=plan.sources[member.source].prefix,
                         share=(taken - phase.before[place]) / max(phase.samples, 1),
                         samples=taken,
-                        epochs=taken * size.epochs / size.samples if size.samples else 0.0,
+                        passes=taken * size.passes / size.samples if size.samples else 0.0,
                     )
                 )
             found.append(PhaseFacts(phase.begin, phase.samples, tuple(shares)))
@@ -54,10 +54,10 @@ def phase_warnings(config: Config, plan: Plan) -> list[str]:
     facts, found = phase_facts(plan), []
     for number, (before, now) in enumerate(itertools.pairwise(facts), 1):
         found += [
-            f"$.phases[{number}]: {own.corpus} is used up in it, and repeated: {own.epochs:.2f} "
+            f"$.phases[{number}]: {own.corpus} is used up in it, and repeated: {own.passes:.2f} "
             "passes at its end"
             for earlier, own in zip(before.corpora, now.corpora, strict=True)
-            if earlier.epochs <= 1 < own.epochs
+            if earlier.passes <= 1 < own.passes
         ]
     # There are no facts of a split without sequences, or of one corpus, which has no blend.
     for number, (phase, own) in enumerate(zip(config.phases, facts, strict=False)):

@@ -20,7 +20,7 @@ from distcache.plan.sizes import normalize, split_matrix
 from distcache.storage.url import is_url
 
 MOST_CORPORA: Final = 32_766
-MANY_EPOCHS: Final = 1000
+MANY_PASSES: Final = 1000
 LONGEST_ROW: Final = 1 << 26  # tokens of a packed row
 MOST_NAMED: Final = 3
 FIRST: Final = 4096  # sequences that are examined before all of them
@@ -81,7 +81,7 @@ def blend_problems(config: Config, split: str, sources: tuple[BlendEntry, ...]) 
     problems = _too_many(where, sources)
     splits = SPLITS if config.blend is not None else (split,)
     problems += [
-        f"$.samples.{name}: null (one epoch) cannot be combined with weights; give a number, 0 for "
+        f"$.samples.{name}: null (one pass) cannot be combined with weights; give a number, 0 for "
         "a split that is not used"
         for name in splits
         if config.samples_of(name) is None
@@ -120,18 +120,18 @@ def _too_many(where: str, sources: tuple[BlendEntry, ...]) -> list[str]:
 
 
 def request_problem(
-    prefix: str, split: str, requested: int | None, epochs: int | None
+    prefix: str, split: str, requested: int | None, passes: int | None
 ) -> str | None:
     """Return why a section cannot have the requested samples."""
-    if epochs is None:
+    if passes is None:
         return (
-            f"{prefix}: has no tokens in split {split}, so no number of epochs gives "
+            f"{prefix}: has no tokens in split {split}, so no number of passes gives "
             f"{requested} samples, and Megatron would never finish; change the split or drop "
             "the corpus"
         )
-    if epochs > NARROW:
+    if passes > NARROW:
         return (
-            f"{prefix}: split {split} needs {epochs} epochs for {requested} samples, more than "
+            f"{prefix}: split {split} needs {passes} passes for {requested} samples, more than "
             "2**31 - 1"
         )
     return None
@@ -143,7 +143,7 @@ def partial_problem(section: SectionPlan, corpus: Corpus) -> str | None:
     Where it ends in an empty document, Megatron computes the offset -1 and its own check refuses
     the sample index. Only the first draw of the last shuffle decides which document comes last.
     """
-    usable = section.size.epochs * section.tokens - int(section.cut.extra_token)
+    usable = section.size.passes * section.tokens - int(section.cut.extra_token)
     if ORDERS[section.order].whole_passes:
         return None
     ends_early = section.size.samples * section.cut.sequence_length > max(usable, 0)
@@ -202,13 +202,13 @@ def _odd_split(config: Config) -> list[str]:
 
 
 def _repeated(plan: Plan) -> list[str]:
-    many = [section for section in plan.sections if section.size.epochs > MANY_EPOCHS]
+    many = [section for section in plan.sections if section.size.passes > MANY_PASSES]
     if not many:
         return []
-    most = max(many, key=lambda section: section.size.epochs)
+    most = max(many, key=lambda section: section.size.passes)
     others = f", and so for {len(many) - 1} more" if len(many) > 1 else ""
     return [
-        f"{plan.sources[most.source].prefix}: is repeated for {most.size.epochs:,} epochs of "
+        f"{plan.sources[most.source].prefix}: is repeated for {most.size.passes:,} passes of "
         f"{most.tokens:,} tokens{others}; are samples and weights as you mean them?"
     ]
 

@@ -1,4 +1,4 @@
-"""Splits, epochs and samples: how large each section is."""
+"""Splits, passes and samples: how large each section is."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class Cut(msgspec.Struct, frozen=True):
 class SectionSize(msgspec.Struct, frozen=True):
     """The sizes of a section."""
 
-    epochs: int  # passes over the split's sequences
+    passes: int  # passes over the split's sequences
     samples: int  # rows of the sample index, less one
-    # if the last epoch is shuffled apart, the number of samples before it
+    # if the last pass is shuffled apart, the number of samples before it
     separate_samples: int | None
 
 
@@ -97,22 +97,22 @@ def packed_size(requested: int | None, rows: int) -> SectionSize | None:
     return SectionSize(passes, passes * rows, None)
 
 
-def epochs_needed(requested: int | None, tokens: int, cut: Cut) -> int | None:
-    """Return the smallest number of epochs that holds the requested samples.
+def passes_needed(requested: int | None, tokens: int, cut: Cut) -> int | None:
+    """Return the smallest number of passes that holds the requested samples.
 
     Parameters
     ----------
     requested : int or None
-        Samples; None asks for one epoch.
+        Samples; None asks for one pass.
     tokens : int
-        Tokens of one epoch.
+        Tokens of one pass.
     cut : Cut
         Rules by which samples are cut.
 
     Returns
     -------
     int or None
-        None if no number of epochs will do, where Megatron would loop indefinitely.
+        None if no number of passes will do, where Megatron would loop indefinitely.
     """
     if requested is None:
         return 1
@@ -140,23 +140,23 @@ def section_size(requested: int | None, tokens: int, cut: Cut) -> SectionSize | 
     Parameters
     ----------
     requested : int or None
-        Samples; None asks for one epoch.
+        Samples; None asks for one pass.
     tokens : int
-        Tokens of one epoch.
+        Tokens of one pass.
     cut : Cut
         Rules by which samples are cut.
     """
-    epochs = epochs_needed(requested, tokens, cut)
-    if epochs is None:
+    passes = passes_needed(requested, tokens, cut)
+    if passes is None:
         return None
     separate = None
-    if requested is not None and epochs > 1:
+    if requested is not None and passes > 1:
         extra = int(cut.extra_token)
-        before_last = ((epochs - 1) * tokens - extra) // cut.sequence_length
-        per_epoch = (tokens - extra) // cut.sequence_length
-        if requested - before_last < int(SEPARATE_THRESHOLD * per_epoch):
+        before_last = ((passes - 1) * tokens - extra) // cut.sequence_length
+        per_pass = (tokens - extra) // cut.sequence_length
+        if requested - before_last < int(SEPARATE_THRESHOLD * per_pass):
             separate = before_last
-    return SectionSize(epochs, samples_in(epochs * tokens, cut), separate)
+    return SectionSize(passes, samples_in(passes * tokens, cut), separate)
 
 
 def requested_for(samples: int, tokens: int, cut: Cut) -> int:
@@ -167,7 +167,7 @@ def requested_for(samples: int, tokens: int, cut: Cut) -> int:
     samples : int
         Samples that the section must have.
     tokens : int
-        Tokens of one epoch, at least 1.
+        Tokens of one pass, at least 1.
     cut : Cut
         Rules by which samples are cut.
     """

@@ -85,7 +85,7 @@ class OpenCache:
 
     @property
     def corpora(self) -> list[CorpusUse]:
-        """Samples, epochs and tokens that the cache has of each corpus, by split."""
+        """Samples, passes and tokens that the cache has of each corpus, by split."""
         return corpora_of(self.cache)
 
     @property

@@ -39,7 +39,7 @@ OTHER_SAMPLES: Final = {
 class Asked(NamedTuple):
     """What training asks of its datasets."""
 
-    samples: Sequence[int | None]  # samples of each split; None is one epoch
+    samples: Sequence[int | None]  # samples of each split; None is one pass
     recipe: Mapping[str, Any]  # fields of the cache's identity that must be equal
     options: Mapping[str, Any]  # the fields of `SampleOptions`
 
@@ -139,7 +139,7 @@ def _require_asked(opened: OpenCache, asked: Asked, *, exact: bool) -> None:
 
 
 def _shown(value: Any) -> str:
-    return "one epoch" if value is None else str(value)
+    return "one pass" if value is None else str(value)
 
 
 def _require_enough(opened: OpenCache, split: str, size: int, wanted: int | None) -> None:

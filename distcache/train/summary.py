@@ -15,7 +15,7 @@ from distcache.storage.units import size_text
 from distcache.train.open_files import OpenFiles
 
 MOST_LINES: Final = 40  # of a summary
-COLUMNS: Final = ("split", "corpus", "weight", "epochs", "samples", "sequences", "tokens")
+COLUMNS: Final = ("split", "corpus", "weight", "passes", "samples", "sequences", "tokens")
 
 
 class CorpusUse(msgspec.Struct, frozen=True):
@@ -29,18 +29,18 @@ class CorpusUse(msgspec.Struct, frozen=True):
         Path of the corpus without suffix, as the cache was built from it.
     weight : float or None
         Weight in the blend; None for a split of one corpus, or a blend by size.
-    epochs : int
+    passes : int
         Number of passes over its sequences.
     samples : int
         Samples of it in the cache; a weighted blend draws a few less.
     sequences, tokens : int
-        Sequences and tokens of one epoch of the split.
+        Sequences and tokens of one pass of the split.
     """
 
     split: str
     corpus: str
     weight: float | None
-    epochs: int
+    passes: int
     samples: int
     sequences: int
     tokens: int
@@ -101,7 +101,7 @@ def _more(corpora: Sequence[CorpusUse]) -> list[str]:
 
 
 def _cells(use: CorpusUse) -> tuple[str, ...]:
-    numbers = (use.epochs, use.samples, use.sequences, use.tokens)
+    numbers = (use.passes, use.samples, use.sequences, use.tokens)
     weight = "" if use.weight is None else f"{use.weight:g}"
     return use.split, use.corpus, weight, *(f"{number:,}" for number in numbers)
 

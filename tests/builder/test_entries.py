@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.builder import entries
-from distcache.builder.entries import documents_of, fill_epochs, tokens_of
+from distcache.builder.entries import documents_of, fill_passes, tokens_of
 from distcache.corpus import open_idx, write_idx
 from distcache.corpus.idx import Idx
 from distcache.plan.model import SectionPlan
@@ -37,7 +37,7 @@ def test_slices_of_epochs(idx: Idx, data: st.DataObject, step: int) -> None:
     filled = np.empty(size, np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entries, "FILL_STEP", step)
-        fill_epochs(section, idx, filled, first)
+        fill_passes(section, idx, filled, first)
     expected = [begin + place % (end - begin) for place in range(first, first + size)]
     assert documents_of(filled).tolist() == expected
     assert tokens_of(filled) == LENGTHS[expected].sum()
@@ -66,7 +66,7 @@ def test_lengths_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(entries, "FILL_STEP", documents // 8)
     monkeypatch.setattr(Idx, "release_lengths", look_and_release)
-    fill_epochs(section, mapped, np.empty(documents, np.int64), 0)
+    fill_passes(section, mapped, np.empty(documents, np.int64), 0)
     assert len(most) == 9
     assert max(most) < 8 << 20  # of 16 MiB: a step, and the kernel's large pages beside it
     assert resident(prefix) <= 2 << 20

@@ -90,7 +90,7 @@ def test_what_rows_are(
     rows = rows_of(build_here(fields, directory).path, np.array(lengths))
     per_pass = plan_of(fields).sections[0].packed
     assert per_pass is not None
-    passes = plan_of(fields).sections[0].size.epochs
+    passes = plan_of(fields).sections[0].size.passes
     assert len(rows) == passes * per_pass.rows >= requested > (passes - 1) * per_pass.rows
     for number in range(passes):
         seen: dict[int, list[tuple[int, int]]] = {}

@@ -174,7 +174,7 @@ def test_any_ranks_make_the_same_bytes(
         (
             [{"samples": 2**33, "weights": [1, 2, 3]}, {"samples": 5, "weights": [1, 2, 3]}],
             {"sequence_length": 2**20},
-            "epochs for",
+            "passes for",
         ),
         ([{"samples": 5, "batch_size": 9, "weights": [1, 2, 3]}], {}, "give samples, or tokens"),
         ([{"samples": 5, "weights": [0, 0, 0]}], {}, "add up to nothing"),
@@ -314,7 +314,7 @@ def test_what_a_plan_says_of_phases(tmp_path: Path) -> None:
     assert [own.samples for own in facts[1].corpora] == [63, 521, 21]
     section = plan.sections[plan.members[1].section]
     once = (section.tokens - 1) / 32
-    assert facts[1].corpora[1].epochs == pytest.approx(521 / once, rel=0.02)
+    assert facts[1].corpora[1].passes == pytest.approx(521 / once, rel=0.02)
     warnings = plan_warnings(config, plan)
     assert any("[1]: begins at sample 105, within a batch of 10" in text for text in warnings)
     used_up = [text for text in warnings if "is used up in it" in text]
@@ -329,7 +329,7 @@ def test_what_has_grown_is_compared_too(order: str, tmp_path: Path) -> None:
     old = build_here(fields, tmp_path / "caches").path
     more = [{"samples": 9000, "weights": [1, 1, 3]}]
     second = fields | {"continue": {"cache": old, "samples": 700}, "phases": more}
-    assert plan_of(second).sections[0].size.epochs > plan_of(fields).sections[0].size.epochs
+    assert plan_of(second).sections[0].size.passes > plan_of(fields).sections[0].size.passes
     if order == "packed":
         with pytest.raises(ConfigError, match="packing is"):
             plan_of(second | {"documents_per_sample": 2})

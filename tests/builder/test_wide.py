@@ -52,7 +52,7 @@ def wide(wide_plan: Plan) -> SectionPlan:
 def test_rows_far_into_a_section(wide: SectionPlan, lengths: list[int], room: int) -> None:
     """A slice at the end is cut in 64 bits, as a search in running sums cuts it."""
     begin = wide.documents - len(lengths)
-    first_token = wide.size.epochs * wide.tokens - sum(lengths)
+    first_token = wide.size.passes * wide.tokens - sum(lengths)
     rows = row_bounds([0, first_token], wide)
     cut: list[NDArray[np.int64]] = []
     cutter = RowCutter(

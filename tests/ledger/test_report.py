@@ -48,7 +48,7 @@ def parts_of(truth: Tokens, position: int) -> tuple[int, list[tuple[int, int, in
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("case", ORDERS)
 def test_numbers_are_those_that_counting_gives(case: str, threads: int, tmp_path: Path) -> None:
-    """Shares, epochs, visits, cuts, windows and steps, against the tokens of each sample."""
+    """Shares, passes, visits, cuts, windows and steps, against the tokens of each sample."""
     path = build_numbered(tmp_path, case)
     found = trace(path)
     total = 200
@@ -74,9 +74,9 @@ def test_numbers_are_those_that_counting_gives(case: str, threads: int, tmp_path
         assert one.samples_left == int(row["samples"]) - len(mine)
         assert (one.documents, one.tokens) == (len(lengths), int(lengths.sum()))
         assert one.trained_tokens == own.sum()
-        assert one.epochs == pytest.approx(own.sum() / lengths.sum())
+        assert one.passes == pytest.approx(own.sum() / lengths.sum())
         filled = lengths > 0
-        assert one.most_epochs == pytest.approx((seen[filled] / lengths[filled]).max())
+        assert one.most_passes == pytest.approx((seen[filled] / lengths[filled]).max())
         assert one.tokens_never == np.maximum(lengths - seen, 0).sum()
         assert one.visits is not None
         classes = Counter(
@@ -204,8 +204,8 @@ def test_a_wrong_weight_is_named(large: Callable[..., Path]) -> None:
     report = make_report(
         trace(large(weights=[50.0, 1.0], samples={"train": 9000, "valid": 0, "test": 0}))
     )
-    assert "many epochs" in kinds_of(report)
-    (warning,) = [one for one in report.warnings if one.kind == "many epochs"]
+    assert "many passes" in kinds_of(report)
+    (warning,) = [one for one in report.warnings if one.kind == "many passes"]
     assert warning.corpus == 0
     assert "lower the weight" in warning.message
 
@@ -254,7 +254,7 @@ def test_faults_of_shares_are_named(large: Callable[..., Path]) -> None:
     off = msgspec.structs.replace(one, weight=0.3)
     assert kinds(corpora=(off, two)) == {"off its weight"}
     assert kinds(corpora=(off, two), phases=2) == set()
-    unseen = msgspec.structs.replace(one, epochs=1.5, tokens_never=one.tokens // 10)
+    unseen = msgspec.structs.replace(one, passes=1.5, tokens_never=one.tokens // 10)
     assert kinds(corpora=(unseen, two)) == {"never seen"}
     windows = msgspec.structs.replace(report.windows, samples=100, difference=0.2)
     assert kinds(windows=windows) == {"uneven"}

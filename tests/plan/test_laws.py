@@ -88,10 +88,10 @@ def test_windows_cover_every_slice(bounds: list[int], step: int) -> None:
 
 
 def section(documents: int, samples: int, separate: int | None = None, **kind: bool) -> SectionPlan:
-    """Make a section of one epoch, or of four whose last is apart."""
-    epochs = 1 if separate is None else 4
+    """Make a section of one pass, or of four whose last is apart."""
+    passes = 1 if separate is None else 4
     cut = Cut(16, kind.get("extra_token", True), keep_partial=False)
-    size = SectionSize(epochs, samples, separate)
+    size = SectionSize(passes, samples, separate)
     name = f"{documents}/{samples}/{separate}"
     return SectionPlan(name, 0, 0, documents, documents * 100, 1, cut, size)
 
@@ -205,12 +205,12 @@ def test_a_memory_limit_is_kept_or_refused() -> None:
 
 @given(st.integers(0, 5000), st.integers(1, 4000), st.integers(1, 60), st.booleans())
 def test_sizes_hold_what_is_asked(requested: int, tokens: int, length: int, extra: bool) -> None:
-    """The epochs are the fewest that do, and the smallest request is exact."""
+    """The passes are the fewest that do, and the smallest request is exact."""
     cut = Cut(length, extra, keep_partial=False)
     size = section_size(requested, tokens, cut)
     assert size is not None
     assert size.samples >= requested
-    assert size.epochs == 1 or (size.epochs - 1) * tokens < requested * length + extra
+    assert size.passes == 1 or (size.passes - 1) * tokens < requested * length + extra
     smallest = requested_for(requested, tokens, cut)
     found = section_size(smallest, tokens, cut)
     assert found is not None

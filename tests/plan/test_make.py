@@ -98,7 +98,7 @@ def test_all_problems_are_listed_at_once(corpora: dict[str, str]) -> None:
     config["samples"] = {"train": None, "valid": 5, "test": None}
     problems = problems_of(config)
     assert sum("weight 0.0 is 0 once normalized" in problem for problem in problems) == 2
-    assert sum("null (one epoch) cannot be combined" in problem for problem in problems) == 2
+    assert sum("null (one pass) cannot be combined" in problem for problem in problems) == 2
 
 
 def test_weights_are_for_all_or_none(corpora: dict[str, str]) -> None:

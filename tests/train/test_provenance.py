@@ -64,7 +64,7 @@ def test_corpora_and_summary(cache: Path, blend_config: dict[str, Any]) -> None:
     assert [use.corpus for use in train] == [entry["path"] for entry in blend_config["blend"]]
     assert [use.weight for use in train] == [0.5, 0.3, 0.2]
     assert sum(use.samples for use in train) >= 4000
-    assert all(use.epochs >= 1 and use.tokens > 0 for use in uses)
+    assert all(use.passes >= 1 and use.tokens > 0 for use in uses)
     text = str(opened)
     assert text == str(opened.summary()) == repr(opened.summary())
     assert text.startswith(repr(opened))
