@@ -53,29 +53,19 @@ def test_a_killed_builder(large_file: Path, shared: Path) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_hangs(large_file: Path, shared: Path, rank: int) -> None:
-    """It is named to those who wait, though the heartbeat continues; another job builds apart."""
-    words = ["tests.faults.driver", "reading back", str(rank), "hang", "--"]
+    """The others wait for it in a bound, and end the job; the next one resumes."""
+    words = [sys.executable, "-m", "tests.faults.driver", "reading back", str(rank), "hang", "--"]
     build = ["build", str(large_file), "-o", str(shared), "--name", "c"]
     before, _ = launch("mpich", 3)
-    environment = clean_environment({"DISTCACHE_TIMEOUT_SCALE": "0.02"})
-    hanging = subprocess.Popen(
-        [*before, sys.executable, "-m", *words, *build],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    ended = subprocess.run(
+        [*before, *words, *build],
+        env=clean_environment({"DISTCACHE_TIMEOUT_SCALE": "0.002"}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
-    try:
-        while not list(shared.glob(".c.h5.building*/progress.json")):
-            assert hanging.poll() is None
-            time.sleep(0.1)
-        more = {"DISTCACHE_TIMEOUT_SCALE": "0.02"}
-        done = start(["ready", shared / "c.h5", "--wait", "100"], environment=more)
-        assert done.returncode == 8, done.stderr
-        assert "the builder hangs" in done.stderr
-        assert f"rank {rank} has made no progress" in done.stderr
-        apart = start(build, environment=more)
-        assert apart.returncode == 0, apart.stderr
-        assert "no rank of the other job has made progress" in apart.stderr
-    finally:
-        hanging.kill()
-        hanging.wait()
+    assert ended.returncode != 0
+    assert "for the other ranks" in ended.stderr
+    again = start(build)
+    assert again.returncode == 0, again.stderr
