@@ -23,8 +23,7 @@ class TimeLimits(msgspec.Struct, frozen=True):
 
     # a rank waits for the others in a collective; they may be waiting for another job
     collective: float = 4 * 3600.0
-    # seconds without progress, on a node that localizes, on every rank of a build, or as MPI joins
-    # the ranks
+    # seconds without progress, on a node that localizes, or as MPI joins the ranks
     stalled: float = 600.0
     heartbeat: float = 2.0  # seconds between two heartbeats of a builder
     silent: float = 8.0  # seconds without a heartbeat of a builder that does not hold its lock
