@@ -30,6 +30,8 @@ for path in sorted([*directory.glob("*.mds"), *directory.glob("*.mds.zstd")]):
     entry["raw_data"] = {"basename": raw, "bytes": size, "hashes": {}}
     entry["zip_data"] = zipped and zipped | {"bytes": packed.stat().st_size}
     shards.append(entry | {"compression": "zstd" if zipped else None})
+if not shards:
+    sys.exit(f"{directory}: has no raw and no zstd shards")
 with open(directory / "index.json", "x") as file:
     json.dump({"version": 2, "shards": shards}, file)
 print(f"{len(shards)} shards, of which the last is {shards[-1]['raw_data']['basename']}")

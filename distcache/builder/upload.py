@@ -171,8 +171,8 @@ def _corpus_files(prefix: str, to: str, digest: str, entry: Any) -> Iterator[Fil
     """
     if not Path(bin_path(prefix)).exists():
         raise ConfigError(
-            f"{bin_path(prefix)}: does not exist; corpora of MDS shards are uploaded after "
-            "`distcache materialize`"
+            f"{bin_path(prefix)}: does not exist; corpora of MDS shards are not uploaded: "
+            "build from the one that `distcache materialize` makes of them"
         )
     yield FileToSend(bin_path(prefix), bin_path(to), int(entry["bin_size"]))
     if (receipt := Path(receipt_path(prefix))).exists():

@@ -119,7 +119,7 @@ def convert_command(
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
         source = bare_prefix(prefix)
         if overflowed:
-            return repair(communicator, source, out, threads, progress)
+            return repair(communicator, source, out, threads, progress, drop_modes=drop_modes)
         return copy_corpora(
             communicator,
             [source],

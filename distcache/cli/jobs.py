@@ -199,7 +199,7 @@ def _show(done: Submitted) -> None:
     else:
         asked = prejob.options
         shape = f"{counted(asked.nodes, 'node')} with {counted(asked.tasks_per_node, 'rank')} each"
-        limits = f"--time={asked.minutes} --mem={asked.memory or None}"
+        limits = f"--time={asked.minutes} --mem={asked.memory}"
         limits = f"--mpi={asked.mpi} {limits}" if done.scheduler == "slurm" else limits
         typer.echo(f"pre-job    {prejob.job}: {shape}, {limits}")
         typer.echo(f"its log    {prejob.logs}/{prejob.job}*")

@@ -141,12 +141,14 @@ def repair(
     out: str,
     threads: int = 1,
     progress: Progress | None = None,
+    *,
+    drop_modes: bool = False,
 ) -> Receipt:
     """Write a corpus whose offsets overflowed with offsets made again of its lengths. Collective.
 
     Parameters
     ----------
-    communicator, out, threads, progress
+    communicator, out, threads, progress, drop_modes
         Arguments of `copy_corpora`.
     prefix : str
         Prefix of the corpus.
@@ -176,8 +178,9 @@ def repair(
             list[str],
             "looking at the corpus",
         )
-        origin = _origin("convert", versions, [found.source], None)
-        return _make(communicator, origin, [found.source], [digest], [], out, threads, watch)
+        source = dataclasses.replace(found.source, modes=None) if drop_modes else found.source
+        origin = _origin("convert", versions, [source], None)
+        return _make(communicator, origin, [source], [digest], [], out, threads, watch)
 
 
 def _require_alike(facts: Sequence[CorpusFacts]) -> None:

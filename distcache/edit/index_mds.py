@@ -141,7 +141,7 @@ def _require_unwritten(communicator: Communicator, out: str) -> None:
         table, made = read_table(out), os.stat(shards_path(out)).st_mtime_ns
         for shard in own_share(communicator, range(len(table.rows))):
             path = table.path_of(shard)
-            with contextlib.suppress(FileNotFoundError):  # it may be unpacked
+            with contextlib.suppress(FileNotFoundError):
                 if os.stat(path).st_mtime_ns > made:
                     raise KeyMismatch(
                         f"{path}: was written to after it was indexed; remove {out}.idx, .shards "

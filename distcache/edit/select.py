@@ -317,7 +317,10 @@ class _View:
 
     def _lay_out(self, plan: IdxPlan) -> None:
         if not plan.sequences:
-            raise ConfigError(f"{self._facts.prefix}: no document with a sequence is selected")
+            few = ""
+            if self._selection.tokens is not None:
+                few = f"; --tokens {self._selection.tokens} is few beside a document: give more"
+            raise ConfigError(f"{self._facts.prefix}: no document with a sequence is selected{few}")
         lay_out_idx(self._output.unfinished(0), plan)
         self._output.link_tokens(0, self._known.tokens)
 

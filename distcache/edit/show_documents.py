@@ -11,7 +11,7 @@ from distcache.corpus.corpus import CorpusFacts, open_copy_source
 from distcache.corpus.idx import ITEM_TYPES, Idx
 from distcache.corpus.source_rows import CorpusSources
 from distcache.edit.source_readback import read_document
-from distcache.errors import ConfigError
+from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.tokenizers.tokenizer import Tokenizer
 
 
@@ -80,11 +80,13 @@ def show_documents(
     found = []
     for number in numbers:
         document = read_document(source.idx, facts.prefix, number)
-        tokens = [] if document is None else document.tokens.tolist()
+        if document is None:
+            raise CorpusError(f"{facts.prefix}: document {number} cannot be read; see `check`")
+        tokens = document.tokens.tolist()
         found.append(
             ShownDocument(
                 number,
-                () if document is None else tuple(document.lengths.tolist()),
+                tuple(document.lengths.tolist()),
                 tuple(tokens),
                 None if tokenizer is None or dtype.kind == "f" else tokenizer.decode(tokens),
                 *origins.get(number, ()),

@@ -1,1 +1,1 @@
-"""Jobs under Slurm: one that builds, one that trains after it; the only importer of submitit."""
+"""Jobs: one that builds, and one that trains after it; the only importer of submitit."""

@@ -12,7 +12,7 @@ from distcache.errors import ConfigError, DistcacheError
 from distcache.storage.timeouts import limits
 
 # Variables of a job of Slurm around this process: its commands would take them for options.
-AROUND: Final = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)\w*")
+AROUND: Final = re.compile(r"SLURM_(?!CONF$|CLUSTERS$|JWT$)\w*")
 
 
 def call(words: Sequence[str], text: str = "", hidden: Collection[str] = ()) -> str:

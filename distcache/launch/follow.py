@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import time
@@ -25,6 +26,11 @@ LOG_POLL: Final = 1.0  # seconds between two reads of the log
 ASK_EVERY: Final = 5.0  # seconds between two queries of Slurm
 TELL_EVERY: Final = 60.0  # seconds between two messages about a waiting job
 UNKNOWN: Final = "UNKNOWN"  # submitit's state of a job of which Slurm says nothing
+# States in which a job has not ended (squeue, "JOB STATE CODES"); submitit knows some of them.
+LIVE: Final = (
+    "COMPLETING CONFIGURING PENDING READY REQUEUED REQUEUE_FED REQUEUE_HOLD RESIZING "
+    "RESV_DEL_HOLD RUNNING SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED SUSPENDED UNKNOWN"
+)
 # A job that Slurm requeues is in one of these for a moment.
 MAY_BE_REQUEUED: Final = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
 CLOCK: Final = re.compile(r"\[ *[\d.]+ s\] ")  # of our lines; the follower has its own
@@ -93,6 +99,8 @@ def job_class() -> type[SlurmJob[Any]]:
         from submitit import SlurmJob  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"--wait needs submitit ({error}): {how_to_install('slurm')}") from error
+    # It would write to standard output, every few seconds, that sacct does not answer.
+    logging.getLogger("submitit").setLevel(logging.CRITICAL)
     return SlurmJob
 
 
@@ -118,12 +126,13 @@ class _Watcher:
             return False
         self._asked = now
         self._job.watcher.clear()  # a job that has ended may start again
-        ended = False
+        state = UNKNOWN
         with contextlib.suppress(Stalled):
-            ended = run_with_watchdog(
-                lambda: self._job.done(force_check=True), limits().command, "sacct"
+            state = run_with_watchdog(
+                lambda: self._job.watcher.get_state(self._job.job_id, "force").split()[0],
+                limits().command,
+                "sacct",
             )
-        state = self._job.watcher.get_state(self._job.job_id, "cache").split()[0]
         if state != UNKNOWN:
             self._answered = now
             self._changed = self._changed if state == self.state else now
@@ -135,7 +144,7 @@ class _Watcher:
                 "ready CACHE --wait SECONDS` waits without them"
             )
         settled = now - self._changed >= limits().requeue
-        return settled if self.state in MAY_BE_REQUEUED else ended
+        return settled if self.state in MAY_BE_REQUEUED else self.state not in LIVE.split()
 
 
 def follow(job: SlurmJob[Any], log: Path, tell: Callable[[str], None]) -> str:

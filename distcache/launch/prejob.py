@@ -114,7 +114,8 @@ def exchangeable(directory: Path) -> Path | None:
 def job_directory(cache: Path) -> Path:
     """Return the directory of a pre-job's files: beside the cache, if it is safe there."""
     beside = Path(os.path.realpath(cache.with_suffix(".jobs")))
-    if exchangeable(beside) is None:
+    there = next(path for path in (beside, *beside.parents) if path.exists())
+    if exchangeable(beside) is None and os.access(there, os.W_OK):
         return beside
     digest = xxhash.xxh3_64_hexdigest(os.fsencode(cache))
     return Path.home() / ".distcache" / "jobs" / f"{cache.stem}-{digest}"

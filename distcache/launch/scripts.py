@@ -24,11 +24,6 @@ START: Final = "==== started on"  # begins what a job writes, each time it start
 SHELL: Final = re.compile(r"#![ \t]*\S*(/|env[ \t]+(-S[ \t]*)?)(ba|da|k|z)?sh([ \t]|\n|$)")
 
 
-def distcache_command() -> list[str]:
-    """Return the words that start this installation of distcache."""
-    return [sys.executable, "-P", "-m", "distcache"]
-
-
 def build_script(
     scheduler: Scheduler, shape: Shape, words: Sequence[str], cache: Path, given: Sequence[str] = ()
 ) -> str:
@@ -65,7 +60,9 @@ def build_script(
             )
     placed = [scheduler.read_directive(directive) for directive in given]
     directives = with_directives(scheduler.directives(shape), placed, scheduler.replaced)
-    command = shlex.join([*scheduler.launch(shape), *distcache_command(), *words])
+    # -P: nothing is imported from the directory that the job was submitted in.
+    program = (sys.executable, "-P", "-m", "distcache")
+    command = shlex.join([*scheduler.launch(shape), *program, *words])
     code = BuildInterrupted.exit_code
     nothing = f"distcache: {cache}: is not there, though all ranks have succeeded"
     end = [
@@ -77,7 +74,8 @@ def build_script(
     ]
     if scheduler.requeue:
         # A line for each start of this job that was interrupted.
-        starts = shlex.quote(str(shape.logs / f"{cache.stem}-restarts"))
+        starts = shlex.quote(str(shape.logs / f"{cache.stem}-restarts-"))
+        starts += f'"${scheduler.number}"'
         end += [
             f'if [ "$code" -eq {code} ] && echo again >>{starts} '
             f"&& [ $(wc -l <{starts}) -le {RESTARTS} ]; then",
@@ -143,11 +141,13 @@ def training_script(words: Sequence[str], cache: Path) -> str:
         )
     lines = text.removesuffix("\n").split("\n")  # other signs end no line of a shell
     head = list(itertools.takewhile(_is_comment, lines))
-    ready = [*distcache_command(), "ready", str(cache), "--wait", str(WAIT)]
+    path = shlex.quote(str(cache))
+    missing = shlex.quote(f"{cache}: is not there; see the log of the job that builds it")
     gate = [
         MARK,
         f"export {CACHE_VARIABLE}={shlex.quote(str(cache))}",
-        f"{shlex.join(ready)} >/dev/null || exit",
+        f"for _ in $(seq {WAIT}); do [ -e {path} ] && break; sleep 1; done",
+        f"[ -e {path} ] || {{ echo {missing} >&2; exit {NotReady.exit_code}; }}",
         *([shlex.join(["set", "--", *words[1:]])] if words[1:] else []),
     ]
     return "\n".join([*head, *gate, *lines[len(head) :]]) + "\n"

@@ -134,11 +134,13 @@ def submit(
     scripts = scripts_of(config, directory, name, training, options, progress)
     scheduler = SCHEDULERS[scripts.scheduler]
     build, train = scripts.path("build"), scripts.path("train")
-    make_private(build.parent)
+    builds = not is_finished(Path(scripts.cache), scripts.key)
+    if builds or training:
+        make_private(build.parent)
     for path in (build, train):
         require_own_script(path)  # before anything is submitted
     prejob = job = None
-    if not is_finished(Path(scripts.cache), scripts.key):
+    if builds:
         progress.phase("submitting the pre-job")
         hidden = set(scheduler.overruling(scripts.prejob))
         number = submit_script(scheduler, build, scripts.prejob, hidden=hidden)
@@ -221,7 +223,7 @@ def _require_words(asked: JobOptions, scheduler: Scheduler) -> None:
         f"--{name.replace('memory', 'mem')}: distcache has no word for it under "
         f"{scheduler.title}; give a directive of the site with --directive"
         for name in sorted(foreign)
-        if getattr(asked, name)
+        if getattr(asked, name) not in (None, (), "none")
     ]
     if problems:
         raise ConfigError(*problems)

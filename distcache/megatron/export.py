@@ -43,6 +43,7 @@ from distcache.storage.files import (
     closing_fd,
     is_plain_file,
     may_write,
+    no_space_as_error,
     open_regular,
     read_file,
     read_range,
@@ -250,9 +251,9 @@ def _write_record(path: Path, exported: Exported, *, claim: bool = False) -> Non
             stream.write(whole)
         return
     temporary = temporary_name(path)
+    with no_space_as_error(path), recreate(temporary) as stream:
+        stream.write(whole)
     try:
-        with recreate(temporary) as stream:
-            stream.write(whole)
         os.link(temporary, path, follow_symlinks=False)
     except FileExistsError:
         # Another export was first, unless it is a damaged one.

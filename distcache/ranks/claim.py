@@ -50,7 +50,7 @@ def claim(
         The claimed one; None if the output exists.
     """
     monitor = Monitor(workspace.path, clock)
-    noted = -NOTE_EVERY
+    begin, noted = clock(), -NOTE_EVERY
     while not is_finished():
         state = workspace.lock()
         if state is Lock.HELD:
@@ -64,7 +64,7 @@ def claim(
                 continue
         tick()
         monitor.look()
-        if (reason := _reason_for_private(state, monitor)) is not None:
+        if (reason := _reason_for_private(state, monitor, clock() - begin)) is not None:
             progress.note(f"working in a private workspace: {reason}")
             return workspace.as_private()
         now = clock()
@@ -77,7 +77,7 @@ def claim(
     return None
 
 
-def _reason_for_private(state: Lock, monitor: Monitor) -> str | None:
+def _reason_for_private(state: Lock, monitor: Monitor, waited: float) -> str | None:
     """Return why this job should stop waiting for the other one, or None."""
     if state is Lock.UNSUPPORTED:
         return "the filesystem has no locks, so unfinished work cannot be resumed"
@@ -87,6 +87,8 @@ def _reason_for_private(state: Lock, monitor: Monitor) -> str | None:
     if monitor.silence > longest:
         who = "another user's job" if state is Lock.FOREIGN else "the other job"
         return f"{who} has shown no heartbeat for {longest:.0f} s"
+    if waited > time_limits.collective:
+        return f"the other job has not ended for {waited:.0f} s"
     return None
 
 

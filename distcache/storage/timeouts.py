@@ -37,7 +37,8 @@ class TimeLimits(msgspec.Struct, frozen=True):
     store_lock: float = 3600.0  # seconds for the lock of a node's store
     command: float = 60.0  # seconds for an answer of a scheduler's command, or a launcher's
     slurm_silence: float = 600.0  # seconds without any answer of Slurm, while a job is followed
-    first_import: float = 120.0  # seconds for loading the MPI library to determine its name
+    # seconds for loading the MPI library to determine its name, and for transformers
+    first_import: float = 120.0
     visible: float = 60.0  # seconds until another node sees a file, on a network filesystem
     requeue: float = 15.0  # seconds until Slurm has requeued what it may requeue
     fetcher_start: float = 60.0  # seconds until a fetcher that was started answers

@@ -18,7 +18,7 @@ SCRIPTS = sorted(PAGES.glob("*.sh"))
 def test_a_script(script: Path) -> None:
     """It is one of a shell, and still is when the lines of distcache are added to it."""
     text = training_script([str(script), "train.py"], Path("/shared/c.h5"))
-    assert text.index("distcache ready") < text.index("distcache localize")
+    assert text.index("export DISTCACHE_CACHE") < text.index("distcache localize")
     subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=30)
 
 

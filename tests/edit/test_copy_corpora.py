@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 
 from distcache.cli.corpora import fold
 from distcache.corpus import open_idx, write_idx
+from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import read_receipt
 from distcache.edit.copy_corpora import copy_corpora
 from distcache.edit.select import SelectOptions, select
+from distcache.edit.show_documents import show_documents
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
+from distcache.ledger.sample_text import read_part
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.edit.test_select import documents_of
 from tests.support.corpora import LENGTHS, write_corpus, write_lengths
@@ -174,3 +177,23 @@ def test_rows_are_not_copied_as_tokens(tmp_path: Path) -> None:
         select(ALONE, prefix, out, SelectOptions())
     with pytest.raises(ConfigError, match="consists of rows"):
         copy_corpora(ALONE, [prefix], out)
+
+
+def test_documents_of_mds_shards_are_shown(tmp_path: Path) -> None:
+    """As those of other corpora; a damaged shard is an error, and not an empty document."""
+    data = write_tokens(tmp_path / "data", codec="zstd")
+    index(data, tmp_path / "c")
+    facts = require_sound(ALONE, [str(tmp_path / "c")], 1)[str(tmp_path / "c")]
+    idx = open_idx(str(tmp_path / "c"))
+    (shown,) = show_documents(facts, [3], None)
+    assert list(shown.tokens) == DOCUMENTS[3].tolist()
+    part = read_part(str(tmp_path / "c"), idx, 3, 1, len(DOCUMENTS[3]))
+    assert part.tolist() == DOCUMENTS[3].tolist()[1:]
+    assert not len(read_part(str(tmp_path / "c"), idx, 3, 1, 1))
+    shard = data / "shard.00000.mds.zstd"
+    content = bytearray(shard.read_bytes())
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CorpusError, match="document 0 cannot be read"):
+        show_documents(facts, [0], None)
+    with pytest.raises(CorpusError, match=r"shard\.00000"):
+        read_part(str(tmp_path / "c"), idx, 0, 0, 1)

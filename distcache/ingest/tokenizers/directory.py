@@ -30,7 +30,7 @@ CONFIG: Final = "tokenizer_config.json"
 MAP: Final = "special_tokens_map.json"
 # Files of a directory by which transformers changes what its tokenizer does.
 FILES: Final = (CONFIG, MAP, "added_tokens.json", "config.json")
-# Ends with an exit code of 3 and a sentence where a text has other tokens than the description.
+# Ends with an exit code of 3 and a sentence where tokenizer.json cannot say what training does.
 SCRIPT: Final = """
 import json, sys
 from transformers import AutoTokenizer
@@ -84,6 +84,7 @@ def source_of_directory(directory: Path, options: TokenizerOptions, name: str) -
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             env=environment,
             timeout=limits().first_import,
             check=False,
@@ -102,7 +103,7 @@ def source_of_directory(directory: Path, options: TokenizerOptions, name: str) -
 
 
 def _same_or(directory: Path, made: str) -> bytes:
-    """Return the content of `tokenizer.json` if it is what was made, so that digests stay."""
+    """Return the content of `tokenizer.json` if it is what was made, and else that."""
     path = directory / "tokenizer.json"
     if path.is_file():
         content = read_tokenizer_file(path)

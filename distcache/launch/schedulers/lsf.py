@@ -37,6 +37,7 @@ LSF = Scheduler(
     after=lambda job: ("-w", f"done({job})"),
     job_pattern=r"<(\d+)>",
     requeue="exit 99",
+    number="LSB_JOBID",
     takes=("memory",),
     takes_input=True,
 )

@@ -42,6 +42,7 @@ PBS = Scheduler(
     after=lambda job: ("-W", f"depend=afterok:{job}"),
     job_pattern=r"^(\S+)$",
     requeue='qrerun "$PBS_JOBID" && sleep 60',
+    number="PBS_JOBID",
     enter='cd "${PBS_O_WORKDIR:-.}"',
     takes=("memory",),
     limits=("walltime=",),

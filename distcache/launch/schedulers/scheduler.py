@@ -64,6 +64,7 @@ class Scheduler(NamedTuple):
     job_pattern: str  # of the job's number in what the command prints
     # shell commands that put an interrupted job into the queue again; none if that is impossible
     requeue: str
+    number: str = ""  # variable with the number of a job, which stays when it starts again
     enter: str = ""  # shell command that enters the directory of the submission
     takes_input: bool = False  # whether the script is the command's standard input
     takes: tuple[str, ...] = ()  # those of `NOT_EVERYWHERE` that it has words for

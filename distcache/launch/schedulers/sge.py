@@ -1,8 +1,8 @@
 """Grid Engine: the parallel environment and its rule of allocation are the site's.
 
 A job gets SIGUSR1 at its soft limit, and SIGKILL at the hard one; a script that ends with 99 starts
-again. ``-hold_jid`` also lets jobs pass whose predecessor has failed: `distcache ready` comes first
-in the training script. By the manual pages of Grid Engine 8.1.9, and run with it.
+again. ``-hold_jid`` also lets jobs pass whose predecessor has failed: the training script looks for
+the cache first. By the manual pages of Grid Engine 8.1.9, and run with it.
 """
 
 from __future__ import annotations
@@ -39,5 +39,6 @@ SGE = Scheduler(
     after=lambda job: ("-hold_jid", job),
     job_pattern=r"^(\d+)",
     requeue="exit 99",
+    number="JOB_ID",
     limits=("h_rt=", "s_rt="),
 )

@@ -78,6 +78,7 @@ SLURM = Scheduler(
     after=lambda job: (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes"),
     job_pattern=r"^(\d+)(;.*)?$",
     requeue='scontrol requeue "$SLURM_JOB_ID" && sleep 60',
+    number="SLURM_JOB_ID",
     takes=NOT_EVERYWHERE,
     replaced={
         "--mem-per-cpu": "--mem",

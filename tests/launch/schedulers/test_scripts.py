@@ -19,6 +19,7 @@ from tests.support.waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
 PYTHON = "/opt/env/bin/python"
+NUMBERS = ("PBS_JOBID", "SLURM_JOB_ID", "JOB_ID", "LSB_JOBID")
 WORDS = ["build", "/shared/my blend.yaml", "-o", "/shared/caches", "--name", "c"]
 CACHE = Path("/shared/caches/c.h5")
 SHAPE = Shape(
@@ -182,10 +183,29 @@ def test_the_training_script(tmp_path: Path) -> None:
         "#!/bin/bash\n#PBS -l select=2\n\n# localize\n"
         "# written by distcache submit\n"
         "export DISTCACHE_CACHE='/shared/my c.h5'\n"
-        f"{PYTHON} -P -m distcache ready '/shared/my c.h5' --wait 60 >/dev/null || exit\n"
+        "for _ in $(seq 60); do [ -e '/shared/my c.h5' ] && break; sleep 1; done\n"
+        "[ -e '/shared/my c.h5' ] || { echo '/shared/my c.h5: is not there; see the log of the job "
+        "that builds it' >&2; exit 5; }\n"
         "set -- 'a b'\n"
         "echo $DISTCACHE_CACHE $1\n"
     )
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_training_waits_for_the_cache(shell: str, tmp_path: Path) -> None:
+    """It starts when the cache is there, and does not where it never comes."""
+    script, cache = tmp_path / "train.sh", tmp_path / "a c.h5"
+    script.write_text(f"#!/bin/{shell} -e\necho $1 $DISTCACHE_CACHE\n")
+    text = training_script([str(script), "x"], cache).replace("seq 60", "seq 2")
+    for there in (False, True):
+        if there:
+            cache.touch()
+        done = subprocess.run(
+            [shell, "-e", "-c", text], capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.returncode == (0 if there else 5)
+        assert done.stdout == (f"x {cache}\n" if there else "")
+        assert ("is not there" in done.stderr) != there
 
 
 @pytest.mark.parametrize(
@@ -313,7 +333,7 @@ def test_an_interrupted_build(
     text = text.replace(f"{sys.executable} -P -m distcache", str(rank))
     for _ in range(4):  # it starts again three times
         (tmp_path / "pid").unlink(missing_ok=True)
-        job = run_script(text, tmp_path, PBS_JOBID="7", SLURM_JOB_ID="7")
+        job = run_script(text, tmp_path, **dict.fromkeys(NUMBERS, "7"))
         wait_until((tmp_path / "pid").exists, "the rank")
         job.send_signal(signal.SIGUSR1)
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGUSR1)
@@ -323,7 +343,7 @@ def test_an_interrupted_build(
         assert job.returncode == expected, errors
     assert job.returncode == 8
     assert ("submit again to resume" in errors) == (name == "flux")
-    assert not (tmp_path / "c-restarts").exists()  # the next job of this script begins anew
+    assert not (tmp_path / "c-restarts-7").exists()  # the next job of this script begins anew
     if again:
         assert (tmp_path / "again").read_text().split("\n") == [again] * 3 + [""]
 

@@ -16,7 +16,7 @@ class PyDistcache(PythonPackage):
 
     variant("mpi", default=True, description="Builds and agents of several ranks")
     variant("train", default=False, description="Datasets for torch")
-    variant("slurm", default=True, description="distcache submit under Slurm")
+    variant("slurm", default=True, description="distcache submit --wait")
     variant("ingest", default=False, description="Corpora from text and Parquet")
     variant("mds", default=False, description="Compressed shards of MDS")
 

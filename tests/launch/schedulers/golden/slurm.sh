@@ -23,9 +23,9 @@ if [ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ]; then
     echo 'distcache: /shared/caches/c.h5: is not there, though all ranks have succeeded' >&2
     code=5
 fi
-if [ "$code" -eq 8 ] && echo again >>/shared/caches/c.jobs/c-restarts && [ $(wc -l </shared/caches/c.jobs/c-restarts) -le 3 ]; then
+if [ "$code" -eq 8 ] && echo again >>/shared/caches/c.jobs/c-restarts-"$SLURM_JOB_ID" && [ $(wc -l </shared/caches/c.jobs/c-restarts-"$SLURM_JOB_ID") -le 3 ]; then
     echo "distcache was interrupted; the job starts again, and resumes" >&2
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
-rm -f /shared/caches/c.jobs/c-restarts
+rm -f /shared/caches/c.jobs/c-restarts-"$SLURM_JOB_ID"
 exit "$code"
