@@ -57,7 +57,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
             "Any directive of the scheduler for the pre-job, as in --directive=--gres=gpu:1 or "
             "--directive='-pe orte 8'. It takes the place of one that distcache writes; "
             "--directive=--NAME= leaves that one out.",
-            "--directive --sbatch",
+            "--directive",
         ),
     ] = ()
     srun: Annotated[
