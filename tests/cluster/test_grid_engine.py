@@ -104,7 +104,7 @@ def test_training_does_not_follow_a_failure(engine: GridEngine, tmp_path: Path) 
     engine.run("qrls", found["prejob"]["job"])
     wait_until(lambda: not running(engine), "the jobs", LIMIT)
     assert "plain.idx" in log_of(found)
-    assert "not started, after 60 s" in (tmp_path / "log").read_text()
+    assert "c.h5: is not there; see the log" in (tmp_path / "log").read_text()
     assert not (tmp_path / "trained").exists()
 
 
