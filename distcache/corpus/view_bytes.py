@@ -153,7 +153,12 @@ def _read_shards(
 def _raw_shard(table: ShardTable, shard: int) -> NDArray[np.uint8]:
     """Return the bytes of a raw shard, whose digest is right."""
     row = table.rows[shard]
-    return np.concatenate([*indexed_pieces(*indexed_shard(row, table.path_of(shard)))])
+    raw = np.empty(int(row["raw_size"]), np.uint8)
+    done = 0
+    for piece in indexed_pieces(*indexed_shard(row, table.path_of(shard))):
+        raw[done : done + piece.size] = piece
+        done += piece.size
+    return raw
 
 
 def _ranges(source: CopySource, low: int, high: int) -> Iterator[Ranges]:

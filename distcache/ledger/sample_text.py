@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus.idx import ITEM_TYPES, Idx
+from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path
+from distcache.corpus.mds.shard_table import has_table, read_table, shards_at
 from distcache.corpus.view_bytes import open_tokens
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.extras import needing
 from distcache.ledger.trace import Trace, TracedSamples
+from distcache.storage.files import closing_fd, open_regular, read_range
 
 
 def texts_of(trace: Trace, traced: TracedSamples, tokenizer: str | None = None) -> list[str]:
@@ -64,13 +66,28 @@ def read_part(prefix: str, idx: Idx, sequence: int, begin: int, end: int) -> NDA
     """Read tokens [begin, end) of a sequence of a corpus, from its `.bin` or a shard."""
     dtype = ITEM_TYPES[idx.type_code]
     first = int(idx.offsets[sequence]) + begin * dtype.itemsize
-    tokens = np.empty(end - begin, dtype)
-    if end > begin:
-        try:
-            with open_tokens(prefix, None) as read:
-                read((np.array([first]), np.array([tokens.nbytes])), tokens.view(np.uint8))
-        except FileNotFoundError as error:
-            raise NotReady(f"{error.filename}: no such file") from error
-        except OSError as error:
-            raise CorpusError(f"{prefix}: cannot be read: {error}") from error
-    return tokens
+    size = (end - begin) * dtype.itemsize
+    path, base = bin_path(prefix), 0
+    try:
+        if has_table(prefix):
+            table = read_table(prefix)
+            shard = int(shards_at(table.rows["base"].astype(np.int64), first))
+            path, base = table.path_of(shard), int(table.rows["base"][shard])
+            if table.rows["codec"][shard]:
+                return _read_compressed(prefix, first, size).view(dtype)
+        with closing_fd(open_regular(path)) as descriptor:
+            data = read_range(descriptor, first - base, first - base + size)
+    except FileNotFoundError as error:
+        raise NotReady(f"{path}: no such file") from error
+    except (OSError, EOFError) as error:
+        raise CorpusError(f"{path}: cannot be read: {error}") from error
+    return np.frombuffer(data, dtype)
+
+
+def _read_compressed(prefix: str, first: int, size: int) -> NDArray[np.uint8]:
+    """Read bytes of a compressed shard, which is unpacked for them."""
+    data = np.empty(size, np.uint8)
+    if size:
+        with open_tokens(prefix, None) as read:
+            read((np.array([first]), np.array([size])), data)
+    return data

@@ -190,6 +190,9 @@ def test_documents_of_mds_shards_are_shown(tmp_path: Path) -> None:
     part = read_part(str(tmp_path / "c"), idx, 3, 1, len(DOCUMENTS[3]))
     assert part.tolist() == DOCUMENTS[3].tolist()[1:]
     assert not len(read_part(str(tmp_path / "c"), idx, 3, 1, 1))
+    index(write_tokens(tmp_path / "raw"), tmp_path / "r")
+    raw = read_part(str(tmp_path / "r"), open_idx(str(tmp_path / "r")), 3, 1, len(DOCUMENTS[3]))
+    assert raw.tolist() == part.tolist()
     shard = data / "shard.00000.mds.zstd"
     content = bytearray(shard.read_bytes())
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
