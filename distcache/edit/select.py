@@ -35,8 +35,8 @@ from distcache.edit.selection import (
     select_documents,
 )
 from distcache.errors import ConfigError
+from distcache.ingest.document_buffer import Counts
 from distcache.ingest.output import Output
-from distcache.ingest.part import Counts
 from distcache.option import Option
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator

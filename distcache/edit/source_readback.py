@@ -16,16 +16,16 @@ from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import VIEWS, InputReceipt, PieceReceipt, Receipt, find_receipt
 from distcache.corpus.view_bytes import open_tokens
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
+from distcache.ingest.document_buffer import DocumentBuffer, Memory, PieceFacts
 from distcache.ingest.inputs import TextOptions, TokenOptions, find_inputs
-from distcache.ingest.part import PieceFacts, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.readers.tables import with_groups
 from distcache.ingest.readers.text import TextReader
 from distcache.ingest.readers.token_shards import ShardReader
-from distcache.ingest.tasks import Reader
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
+from distcache.ingest.work import Reader
 from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 
@@ -361,7 +361,7 @@ class _IngestedFiles:
         return picked.documents
 
 
-class Picked(Sink):
+class Picked(DocumentBuffer):
     """Keeps selected documents.
 
     Parameters
@@ -373,8 +373,7 @@ class Picked(Sink):
     """
 
     def __init__(self, dtype: np.dtype[Any], wanted: frozenset[int]) -> None:
-        super().__init__(dtype)
-        self.pieces.append(PieceFacts(""))
+        super().__init__(dtype, PieceFacts(""), Memory())
         self.documents: dict[int, Document] = {}
         self._wanted = wanted
         self._seen = 0

@@ -1,4 +1,4 @@
-"""Complete corpora whose tasks are finished: read back what was written, and write the index."""
+"""Complete corpora whose pieces are finished: read back what was written, and write the index."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import code_of, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
 from distcache.errors import DistcacheError
-from distcache.ingest.part import Counts
+from distcache.ingest.document_buffer import Counts
 from distcache.ingest.pieces import Segment, reader_of
-from distcache.ingest.tasks import Work
 from distcache.ingest.token_store import COUNTS, LENGTHS, TokenStore
+from distcache.ingest.work import Work
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
@@ -24,7 +24,7 @@ from distcache.storage.files import closing_fd, no_space_as_error, open_to_write
 
 
 def count_intact(communicator: Communicator, work: Work) -> int:
-    """Return how many of the finished tasks read back as they were written. Collective.
+    """Return how many of the finished pieces read back as they were written. Collective.
 
     Every rank syncs its files, and reads what another has written, so that the bytes come from the
     filesystem and not from its own page cache.
@@ -32,10 +32,10 @@ def count_intact(communicator: Communicator, work: Work) -> int:
     store, records = work.store, work.records
     on_all_ranks(communicator, store.settle, "syncing")
     rank, ranks = communicator.rank, communicator.size
-    own = [record for record in records if reader_of(work.owners[record.task], ranks) == rank]
+    own = [record for record in records if reader_of(work.owners[record.piece], ranks) == rank]
 
     def first_lost() -> int:
-        return next((record.task for record in own if not store.holds(record)), len(records))
+        return next((record.piece for record in own if not store.holds(record)), len(records))
 
     found = on_all_ranks(communicator, first_lost, "reading back")
     return min(communicator.allgather(found, int, "reading back"))
@@ -44,14 +44,14 @@ def count_intact(communicator: Communicator, work: Work) -> int:
 def make_corpora(
     communicator: Communicator, work: Work, threads: int, progress: Progress
 ) -> list[CorpusFacts]:
-    """Complete the corpora that all tasks have written, still without final names. Collective.
+    """Complete the corpora that all pieces have written, still without final names. Collective.
 
     Parameters
     ----------
     communicator : Communicator
         Group of all ranks.
     work : Work
-        All tasks, which are finished.
+        All pieces, which are finished.
     threads : int
         Files that each rank reads at a time.
     progress : Progress

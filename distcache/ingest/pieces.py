@@ -1,17 +1,17 @@
-"""Cut inputs into pieces and tasks, and place their documents in corpora; pure functions."""
+"""Cut inputs into pieces, and place their documents in corpora; pure functions."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.ingest.document_buffer import Counts, PieceFacts
 from distcache.ingest.inputs import Input
-from distcache.ingest.part import Counts, PieceFacts
 from distcache.ingest.readers.formats import FORMATS
 from distcache.ranks.partition import balance
 
@@ -98,25 +98,13 @@ def _row_groups(source: int, entry: Input, step: int) -> list[InputPiece]:
     ]
 
 
-def make_tasks(pieces: Sequence[InputPiece], step: int) -> list[range]:
-    """Group consecutive small pieces; each range is of indices of pieces."""
-    tasks: list[range] = []
-    begin, nbytes = 0, 0
-    for index, piece in enumerate(pieces):
-        if index > begin and nbytes + piece.nbytes > step:
-            tasks.append(range(begin, index))
-            begin, nbytes = index, 0
-        nbytes += piece.nbytes
-    return [*tasks, range(begin, len(pieces))] if pieces else []
-
-
 def make_rounds(nbytes: Sequence[int], first: int, ranks: int) -> list[range]:
-    """Group tasks into rounds: one task for each rank, or more while they are small.
+    """Group pieces into rounds: one piece for each rank, or more while they are small.
 
     Parameters
     ----------
     nbytes : sequence of int
-        Bytes of each task that is left.
+        Bytes of each piece that is left.
     first : int
         Number of the first one.
     ranks : int
@@ -125,15 +113,15 @@ def make_rounds(nbytes: Sequence[int], first: int, ranks: int) -> list[range]:
     Returns
     -------
     list of range
-        Numbers of the tasks of each round.
+        Numbers of the pieces of each round.
     """
     rounds: list[range] = []
     begin, gathered = first, 0
-    for task, size in enumerate(nbytes, first):
+    for piece, size in enumerate(nbytes, first):
         gathered += size
-        if task + 1 - begin >= ranks and gathered >= ranks * ROUND:
-            rounds.append(range(begin, task + 1))
-            begin, gathered = task + 1, 0
+        if piece + 1 - begin >= ranks and gathered >= ranks * ROUND:
+            rounds.append(range(begin, piece + 1))
+            begin, gathered = piece + 1, 0
     end = first + len(nbytes)
     return rounds if begin == end else [*rounds, range(begin, end)]
 
@@ -168,36 +156,31 @@ def cut_at_documents(nbytes: NDArray[np.int64], room: int, limit: int) -> list[i
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """The documents of a task in one corpus."""
+    """The documents of a piece in one corpus."""
 
     shard: int  # number of the corpus
     first: Counts  # counts before the segment in the corpus
     size: Counts  # counts of the segment
 
 
-class TaskRecord(msgspec.Struct, frozen=True):
-    """A finished task."""
+class PieceRecord(msgspec.Struct, frozen=True):
+    """A finished piece."""
 
-    task: int  # number of the task
-    pieces: list[PieceFacts]  # facts of its pieces
-    digest: str  # digest of its documents, as `Part.digest`
+    piece: int  # number of the piece
+    facts: PieceFacts
+    digest: str  # digest of its documents, as `DocumentBuffer.digest`
     segments: list[Segment] = []  # places of its documents, once they are known
-
-    @property
-    def size(self) -> Counts:
-        """Counts of its documents."""
-        return sum((piece.size for piece in self.pieces), Counts())
 
 
 def place(at: Segment, size: Counts, item_size: int, limit: int | None) -> Segment | None:
-    """Return where the documents of a task go, or None if they must be split.
+    """Return where the documents of a piece go, or None if they must be split.
 
     Parameters
     ----------
     at : Segment
         The last one so far.
     size : Counts
-        Counts of the task.
+        Counts of the piece.
     item_size : int
         Bytes per token.
     limit : int or None
@@ -212,7 +195,7 @@ def place(at: Segment, size: Counts, item_size: int, limit: int | None) -> Segme
 def segments_of(
     at: Segment, lengths: NDArray[np.int32], counts: NDArray[np.int32], item_size: int, limit: int
 ) -> list[Segment]:
-    """Split the documents of a task where a corpus would exceed the limit.
+    """Split the documents of a piece where a corpus would exceed the limit.
 
     Parameters
     ----------
@@ -240,18 +223,18 @@ def segments_of(
 
 
 def owners_of(costs: Sequence[float], begun: int, ranks: int) -> list[int]:
-    """Return the rank of each task; those not yet done are balanced by their costs.
+    """Return the rank of each piece; those not yet done are balanced by their costs.
 
     Parameters
     ----------
     costs : sequence of float
-        Costs of all tasks.
+        Costs of all pieces.
     begun : int
-        The first task of this run.
+        The first piece of this run.
     ranks : int
         Number of ranks.
     """
-    owners = [task % ranks for task in range(len(costs))]
+    owners = [piece % ranks for piece in range(len(costs))]
     for rank, share in enumerate(balance(costs[begun:], ranks)):
         for place in share:
             owners[begun + place] = rank
@@ -261,38 +244,3 @@ def owners_of(costs: Sequence[float], begun: int, ranks: int) -> list[int]:
 def reader_of(owner: int, ranks: int) -> int:
     """Return the rank that reads back what another has written."""
     return (owner + 1) % ranks
-
-
-def overlap(
-    pieces: Sequence[Counts], segments: Sequence[Segment]
-) -> Iterator[tuple[int, int, Counts, Counts, Counts]]:
-    """Distribute the pieces of a task over its segments.
-
-    Yields
-    ------
-    piece : int
-        Number of the piece.
-    segment : int
-        Number of a segment with a part of it; a piece without documents belongs to the
-        current one.
-    at : Counts
-        Counts of the segment before the piece.
-    before : Counts
-        Counts of the piece in earlier segments.
-    size : Counts
-        Counts of the piece in this segment.
-    """
-    segment, used = 0, Counts()
-    for index, piece in enumerate(pieces):
-        before = Counts()
-        while True:
-            room = segments[segment].size - used if segments else Counts()
-            rest = piece - before
-            fits = rest.documents <= room.documents or segment >= len(segments) - 1
-            size = rest if fits else room
-            if size.documents or fits:
-                yield index, segment, used, before, size
-            before, used = before + size, used + size
-            if fits:
-                break
-            segment, used = segment + 1, Counts()

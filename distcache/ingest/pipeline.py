@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,15 +21,15 @@ from distcache.extras import needing
 from distcache.ingest.completion import count_intact, make_corpora
 from distcache.ingest.inputs import Input, TextOptions, TokenOptions, find_inputs, require_unchanged
 from distcache.ingest.output import Output
-from distcache.ingest.pieces import TaskRecord, make_pieces, make_tasks, owners_of, piece_bytes
+from distcache.ingest.pieces import PieceRecord, make_pieces, owners_of, piece_bytes
 from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.readers.text import TextReader
 from distcache.ingest.receipts import make_receipts
 from distcache.ingest.rounds import run_rounds
-from distcache.ingest.tasks import Reader, Work
 from distcache.ingest.token_store import TokenStore
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
+from distcache.ingest.work import Reader, Work
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
@@ -55,7 +56,7 @@ class IngestOutcome(msgspec.Struct, frozen=True):
 
     corpora: list[MadeCorpus]  # corpora in order
     reused: bool  # whether they existed, made from the same
-    resumed: float  # share of the tasks that an earlier run has done
+    resumed: float  # share of the pieces that an earlier run has done
     # Counts of all inputs. Empty rows are dropped, and rows with an error are skipped, if asked
     # for.
     rows: int
@@ -144,13 +145,13 @@ def _make(
     list of Receipt
         Receipts of the corpora.
     float
-        Share of the tasks that an earlier run had done.
+        Share of the pieces that an earlier run had done.
     """
     output = work.store.output
     progress.phase("looking for an earlier run")
     done = resume_on_all(communicator, work)
-    progress.phase("reading inputs", sum(map(work.bytes_of, range(len(work.tasks)))))
-    progress.advance(sum(map(work.bytes_of, range(done))))
+    progress.phase("reading inputs", work.bytes_of(range(len(work.pieces))))
+    progress.advance(work.bytes_of(range(done)))
     with contextlib.ExitStack() as stack:
         journal = on_all_ranks(
             communicator,
@@ -159,12 +160,11 @@ def _make(
         )
         if journal is not None:
             stack.enter_context(journal)
-        costs = [work.cost_of(task) for task in range(len(work.tasks))]
-        work.owners = owners_of(costs, done, communicator.size)
+        work.owners = owners_of(work.costs(), done, communicator.size)
         run_rounds(communicator, work, journal, threads, progress)
         own = own_share(communicator, work.inputs)
         on_all_ranks(communicator, lambda: require_unchanged(own), "comparing inputs")
-        if not any(record.size.documents for record in work.records):
+        if not any(record.facts.documents for record in work.records):
             raise CorpusError(
                 "no input has a document with a token: there is nothing to write"
             ).of_all_ranks()  # all ranks have all records
@@ -173,7 +173,7 @@ def _make(
             digest_tokens(communicator, output.unfinished(shard), entry.bin_size)
             for shard, entry in enumerate(facts)
         ]
-    return make_receipts(work, facts, digests, origin), done / len(work.tasks)
+    return make_receipts(work, facts, digests, origin), done / len(work.pieces)
 
 
 def _outcome(
@@ -344,11 +344,9 @@ def make_work(
         raise ConfigError(f"--eod {end}: is not in the vocabulary, or beyond the token type")
     step = piece_bytes(inputs)
     lines = not isinstance(options, TextOptions) or options.documents == "line"
-    pieces = make_pieces(inputs, step, lines=lines)
     work = Work(
         inputs,
-        pieces,
-        make_tasks(pieces, step),
+        make_pieces(inputs, step, lines=lines),
         reader,
         TokenStore(output, dtype),
         spools=isinstance(options, TextOptions),
@@ -408,20 +406,16 @@ def resume_on_all(communicator: Communicator, work: Work) -> int:
     Returns
     -------
     int
-        Number of tasks that need not run again.
+        Number of pieces that need not run again.
     """
 
-    def read() -> list[TaskRecord]:
-        """Return the records of the first tasks, up to one that is missing or differs."""
-        journal = read_journal(work.store.output.journal, TaskRecord)
-        records: list[TaskRecord] = []
-        for record, pieces in zip(journal, work.tasks, strict=False):
-            if record.task != len(records) or len(record.pieces) != len(pieces):
-                break
-            records.append(record)
-        return records
+    def read() -> list[PieceRecord]:
+        """Return the records of the first pieces, up to one that is missing."""
+        journal = enumerate(read_journal(work.store.output.journal, PieceRecord))
+        known = itertools.takewhile(lambda entry: entry[0] == entry[1].piece, journal)
+        return [record for _, record in itertools.islice(known, len(work.pieces))]
 
-    work.records = on_rank_0(communicator, read, list[TaskRecord], "the journal")
-    work.owners = [task % communicator.size for task in range(len(work.tasks))]
+    work.records = on_rank_0(communicator, read, list[PieceRecord], "the journal")
+    work.owners = [piece % communicator.size for piece in range(len(work.pieces))]
     del work.records[count_intact(communicator, work) :]
     return len(work.records)

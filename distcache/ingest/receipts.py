@@ -1,4 +1,4 @@
-"""Make receipts from the records of tasks."""
+"""Make receipts from the records of pieces."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from distcache.corpus.receipt import (
     Skipped,
     receipt_of,
 )
+from distcache.ingest.document_buffer import Counts, PieceFacts
 from distcache.ingest.inputs import Input
-from distcache.ingest.part import Counts, PieceFacts
-from distcache.ingest.pieces import InputPiece, overlap
+from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
-from distcache.ingest.tasks import Locator, Work
+from distcache.ingest.work import Work, locate
 
 ENGINE: Final = "gigatoken"  # the one that is faster than the tokenizers' own libraries
 LISTED_PER_RECEIPT: Final = 100_000  # invalid rows whose places a receipt lists; all are counted
@@ -99,7 +99,7 @@ def make_receipts(
     Parameters
     ----------
     work : Work
-        All tasks, which are finished.
+        All pieces, which are finished.
     facts : sequence of CorpusFacts
         Facts of each corpus.
     bin_digests : sequence of str
@@ -107,35 +107,21 @@ def make_receipts(
     origin : Origin
         Everything that the corpora have in common.
     """
-    inputs, pieces = work.inputs, work.pieces
     digests = _input_digests(work)
-    locator = Locator(work)
     shares: list[dict[int, _Share]] = [{} for _ in facts]
     skipped: list[list[Skipped]] = [[] for _ in facts]
-    places: dict[int, int] = {}  # of each input, so far
-    for record in work.records:
-        indices = work.tasks[record.task]
-        wrong = list(map(locator.skipped, indices, record.pieces))
-        sizes = [entry.size for entry in record.pieces]
-        firsts: list[int] = []
-        for index, entry in zip(indices, record.pieces, strict=True):
-            piece = pieces[index]
-            first = places.get(piece.source, 0)
-            # A damaged row group has rows that nothing could count.
-            groups = inputs[piece.source].groups[piece.begin : piece.end]
-            own = sum(group.rows for group in groups) if groups else entry.places
-            places[piece.source] = first + own
-            firsts.append(first)
-        for number, part, at, before, size in overlap(sizes, record.segments):
-            segment, piece = record.segments[part], pieces[indices[number]]
-            tokens = segment.first.tokens + at.tokens
+    for record, first in zip(work.records, work.firsts(work.records), strict=True):
+        piece, entry = work.pieces[record.piece], work.input_of(record.piece)
+        before = Counts()
+        for segment in record.segments:
             share = shares[segment.shard].setdefault(
-                piece.source, _Share(inputs[piece.source], digests[piece.source], tokens)
+                piece.source, _Share(entry, digests[piece.source], segment.first.tokens)
             )
-            share.add(piece, record.pieces[number], firsts[number], before, size)
-            if not before.documents:
-                room = LISTED_PER_RECEIPT - len(skipped[segment.shard])
-                skipped[segment.shard] += wrong[number][: max(room, 0)]
+            share.add(piece, record.facts, first, before, segment.size)
+            before += segment.size
+        listed = skipped[record.segments[0].shard]
+        room = max(LISTED_PER_RECEIPT - len(listed), 0)
+        listed += [locate(entry, problem, first) for problem in record.facts.problems[:room]]
     names = [work.store.output.name(shard) for shard in range(len(facts))]
     return [
         receipt_of(
@@ -171,8 +157,7 @@ def _engine(origin: Origin, shares: Collection[_Share]) -> EngineReceipt | None:
 def _input_digests(work: Work) -> dict[int, str]:
     found: dict[int, list[str]] = {}
     for record in work.records:
-        for index, entry in zip(work.tasks[record.task], record.pieces, strict=True):
-            found.setdefault(work.pieces[index].source, []).append(entry.digest)
+        found.setdefault(work.pieces[record.piece].source, []).append(record.facts.digest)
     return {source: _digest_of_pieces(digests) for source, digests in found.items()}
 
 

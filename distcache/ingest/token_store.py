@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.ingest.document_buffer import BLOCK, DocumentBuffer, digest_of
 from distcache.ingest.output import Output
-from distcache.ingest.part import BLOCK, Part, digest_of
-from distcache.ingest.pieces import Segment, TaskRecord
+from distcache.ingest.pieces import PieceRecord, Segment
 from distcache.storage.files import read_range
 from distcache.storage.unfinished_file import UnfinishedFile
 
@@ -37,21 +37,21 @@ class TokenStore:
     def __init__(self, output: Output, dtype: np.dtype[Any]) -> None:
         self.output = output
         self.dtype = dtype
-        self._open: dict[str, UnfinishedFile] = {}
+        self._open: dict[tuple[int, str], UnfinishedFile] = {}
 
     def _file(self, shard: int, name: str) -> UnfinishedFile:
-        path = self.output.part(shard, name)
-        file = self._open.pop(path, None)
+        key = shard, name
+        file = self._open.pop(key, None)
         if file is None:
             if len(self._open) >= MOST_OPEN:
                 self._settle(next(iter(self._open)))
-            file = UnfinishedFile(path, make=True)
-        self._open[path] = file  # most recently used last
+            file = UnfinishedFile(self.output.part(shard, name), make=True)
+        self._open[key] = file  # most recently used last
         return file
 
-    def _settle(self, path: str) -> None:
-        self._open[path].sync()
-        self._open.pop(path).close()
+    def _settle(self, key: tuple[int, str]) -> None:
+        self._open[key].sync()
+        self._open.pop(key).close()
 
     def close(self) -> None:
         """Close all files."""
@@ -70,21 +70,21 @@ class TokenStore:
         """Truncate the tokens of a corpus."""
         self._file(shard, TOKENS).truncate(nbytes)
 
-    def write(self, part: Part, segments: list[Segment]) -> None:
-        """Write the documents of a task at their places."""
-        self._write_tokens(part, segments)
-        for name, values in ((LENGTHS, part.lengths), (COUNTS, part.counts)):
+    def write(self, buffer: DocumentBuffer, segments: list[Segment]) -> None:
+        """Write the documents of a piece at their places."""
+        self._write_tokens(buffer, segments)
+        for name, values in ((LENGTHS, buffer.lengths), (COUNTS, buffer.counts)):
             begin = 0
             for segment in segments:
                 first, size = _extent(segment, name)
                 self._file(segment.shard, name).write(4 * first, values[begin : begin + size])
                 begin += size
 
-    def _write_tokens(self, part: Part, segments: list[Segment]) -> None:
+    def _write_tokens(self, buffer: DocumentBuffer, segments: list[Segment]) -> None:
         item = self.dtype.itemsize
         places = iter(segments)
         segment, done, nbytes = None, 0, 0
-        for block in part.blocks():
+        for block in buffer.blocks():
             data = block
             while data.size:
                 if done == nbytes:
@@ -110,8 +110,8 @@ class TokenStore:
         content = read_range(descriptor, 4 * begin, 4 * (begin + size))
         return np.frombuffer(content, "<i4")
 
-    def holds(self, record: TaskRecord) -> bool:
-        """Return whether the documents of a task read back equal."""
+    def holds(self, record: PieceRecord) -> bool:
+        """Return whether the documents of a piece read back equal."""
         try:
             lengths = [self.values(segment, LENGTHS) for segment in record.segments]
             counts = [self.values(segment, COUNTS) for segment in record.segments]

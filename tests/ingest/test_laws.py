@@ -15,13 +15,11 @@ from distcache.ingest import pieces as cutting
 from distcache.ingest.inputs import Group, Input, TextOptions, TokenOptions
 from distcache.ingest.pieces import (
     Counts,
+    PieceRecord,
     Segment,
-    TaskRecord,
     cut_at_documents,
     make_pieces,
     make_rounds,
-    make_tasks,
-    overlap,
     owners_of,
     place,
     reader_of,
@@ -38,7 +36,7 @@ parquet = st.builds(Input, st.just("c"), sizes, st.just(0), st.just("parquet"), 
 
 @given(inputs=st.lists(plain | packed | parquet), step=st.integers(1, 100), lines=st.booleans())
 def test_pieces_cover_every_input_once(inputs: list[Input], step: int, lines: bool) -> None:
-    """In order, both by what is read and by the bytes that are digested; tasks cover the pieces."""
+    """In order, both by what is read and by the bytes that are digested."""
     pieces = make_pieces(inputs, step, lines=lines)
     for source, entry in enumerate(inputs):
         own = [piece for piece in pieces if piece.source == source]
@@ -48,8 +46,6 @@ def test_pieces_cover_every_input_once(inputs: list[Input], step: int, lines: bo
         for before, after in itertools.pairwise(own):
             assert (before.end, before.last_byte) == (after.begin, after.first_byte)
     assert [piece.source for piece in pieces] == sorted(piece.source for piece in pieces)
-    tasks = make_tasks(pieces, step)
-    assert [index for task in tasks for index in task] == list(range(len(pieces)))
 
 
 @given(
@@ -112,31 +108,9 @@ def test_no_corpus_exceeds_the_limit(
     assert (whole is not None) == (fits or not documents)
 
 
-@given(st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1), st.data())
-def test_pieces_are_shared_out_over_corpora(pieces: list[list[int]], data: st.DataObject) -> None:
-    """Each document of a piece is in the corpus that has it, and counted once."""
-    tokens = [size for piece in pieces for size in piece]
-    cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=3).map(sorted))
-    bounds = sorted({0, *cuts, len(tokens)}) if tokens else [0, 0]
-    segments = [
-        Segment(index, Counts(), Counts(end - begin, end - begin, sum(tokens[begin:end])))
-        for index, (begin, end) in enumerate(itertools.pairwise(bounds))
-    ]
-    sizes = [Counts(len(piece), len(piece), sum(piece)) for piece in pieces]
-    seen: dict[int, Counts] = {}
-    filled = [Counts() for _ in segments]
-    for piece, segment, at, before, size in overlap(sizes, segments):
-        assert before == seen.get(piece, Counts())
-        assert at == filled[segment]
-        seen[piece] = before + size
-        filled[segment] = at + size
-    assert [seen[index] for index in range(len(pieces))] == sizes
-    assert filled == [segment.size for segment in segments]
-
-
 @given(st.lists(st.integers(1, 100), max_size=30), st.integers(0, 30), st.integers(1, 7))
-def test_every_task_has_an_owner(costs: list[int], begun: int, ranks: int) -> None:
-    """No rank has more to do than the others and one task; another rank reads back."""
+def test_every_piece_has_an_owner(costs: list[int], begun: int, ranks: int) -> None:
+    """No rank has more to do than the others and one piece; another rank reads back."""
     begun = min(begun, len(costs))
     owners = owners_of(costs, begun, ranks)
     loads = [
@@ -154,15 +128,15 @@ def test_every_task_has_an_owner(costs: list[int], begun: int, ranks: int) -> No
     ranks=st.integers(1, 7),
 )
 def test_rounds_have_work_for_all_ranks(nbytes: list[int], first: int, ranks: int) -> None:
-    """Each task is in one round, in order; only the last round may have less."""
+    """Each piece is in one round, in order; only the last round may have less."""
     rounds = make_rounds(nbytes, first, ranks)
-    assert [task for tasks in rounds for task in tasks] == list(range(first, first + len(nbytes)))
+    assert [piece for some in rounds for piece in some] == list(range(first, first + len(nbytes)))
     least = ranks * cutting.ROUND
-    for tasks in rounds[:-1]:
-        assert len(tasks) >= ranks
-        size = sum(nbytes[task - first] for task in tasks)
+    for some in rounds[:-1]:
+        assert len(some) >= ranks
+        size = sum(nbytes[piece - first] for piece in some)
         assert size >= least
-        assert len(tasks) == ranks or size - nbytes[tasks[-1] - first] < least
+        assert len(some) == ranks or size - nbytes[some[-1] - first] < least
 
 
 def test_an_oversized_document_gets_a_corpus_to_itself() -> None:
@@ -201,11 +175,11 @@ def test_options_and_journals_keep_their_form() -> None:
         b'"length_column":"length","document_column":"document_id"}'
     )
     line = (
-        b'{"task":0,"pieces":[{"digest":"ab","rows":4,"empty":1,"skipped":1,"documents":2,'
+        b'{"piece":0,"facts":{"digest":"ab","rows":4,"empty":1,"skipped":1,"documents":2,'
         b'"sequences":3,"tokens":9,"lines":5,"by_library":0,"compared":0,"problems":[]'
-        b'%b}],"digest":"cd","segments":[[0,[0,0,0],[2,3,9]]]}'
+        b'%b},"digest":"cd","segments":[[0,[0,0,0],[2,3,9]]]}'
     )
     for kept, written in ((b"", b'"kept":"","following":0,"run":0'), (NOTED, NOTED)):
-        record = msgspec.json.decode(line % (b"," + kept if kept else b""), type=TaskRecord)
-        assert record.size == record.segments[0].size == Counts(2, 3, 9)
+        record = msgspec.json.decode(line % (b"," + kept if kept else b""), type=PieceRecord)
+        assert record.facts.size == record.segments[0].size == Counts(2, 3, 9)
         assert msgspec.json.encode(record) == line % (b"," + written)

@@ -11,8 +11,8 @@ import pytest
 
 from distcache.edit.copy_corpora import copy_corpora
 from distcache.ingest import pieces
+from distcache.ingest.document_buffer import DocumentBuffer
 from distcache.ingest.inputs import TextOptions, TokenOptions
-from distcache.ingest.part import Part
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.rounds import Workers
 from distcache.ingest.tokenizers import find
@@ -70,7 +70,7 @@ def test_a_large_file_keeps_nobody_waiting(
     inputs: list[str], tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks read all else while the first file takes its time."""
-    original = Workers._run
+    original = Workers._read
     others: set[int] = set()
     read: set[int] = set()
     all_read = threading.Event()
@@ -79,18 +79,18 @@ def test_a_large_file_keeps_nobody_waiting(
     def share_out(costs: list[float], begun: int, ranks: int) -> list[int]:
         # The first round is rank 0's alone.
         others.update(range(ranks, len(costs)))
-        return [0 if task < ranks else 1 + task % (ranks - 1) for task in range(len(costs))]
+        return [0 if piece < ranks else 1 + piece % (ranks - 1) for piece in range(len(costs))]
 
-    def slowly(workers: Workers, task: int) -> Part:
-        part = original(workers, task)
-        read.add(task)
+    def slowly(workers: Workers, piece: int) -> DocumentBuffer:
+        buffer = original(workers, piece)
+        read.add(piece)
         if others <= read:
             all_read.set()
-        if task == 0:
+        if piece == 0:
             waited.append(all_read.wait(20))
-        return part
+        return buffer
 
-    monkeypatch.setattr(Workers, "_run", slowly)
+    monkeypatch.setattr(Workers, "_read", slowly)
     monkeypatch.setattr("distcache.ingest.pipeline.owners_of", share_out)
     run(inputs, tokenizers, tmp_path / "out")
     assert len(others) > RANKS

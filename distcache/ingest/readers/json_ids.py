@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypedDict
@@ -18,14 +19,11 @@ from distcache.ingest.readers.token_rows import TokenRows
 LONGEST_LINE: Final = 1 << 30  # bytes
 BATCH_BYTES: Final = 4 << 20
 BATCH_LINES: Final = 1 << 12
-MAGIC: Final = b"\x93NUMPY"
-TYPES: Final = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
 
 
 def json_id_rows(entry: Input, piece: InputPiece, options: TokenOptions) -> Iterator[TokenRows]:
     """Yield the documents of JSON lines, each an object with a list of ids."""
-    kind = TypedDict("Line", {options.column: list[int]})  # type: ignore[misc]  # known at run time
-    decode = msgspec.json.Decoder(kind).decode
+    decode = _decoder(options.column)
     rows: list[list[int]] = []
     place, lines, size, begin = -1, 0, 0, piece.begin
     if entry.compression:
@@ -62,6 +60,12 @@ def json_id_rows(entry: Input, piece: InputPiece, options: TokenOptions) -> Iter
         yield TokenRows(place + 1, None, (reason, begin))
         return
     yield from _batch(rows, place + 1, begin, lines)
+
+
+@functools.cache
+def _decoder(column: str) -> Callable[[str], Any]:
+    kind = TypedDict("Line", {column: list[int]})  # type: ignore[misc]  # known at run time
+    return msgspec.json.Decoder(kind).decode
 
 
 def _reason(line: Line, error: ValueError, column: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypedDict
@@ -29,6 +30,7 @@ def json_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator
     return line_rows(entry, piece, options, json_decoder(options.text_key))
 
 
+@functools.cache
 def json_decoder(key: str) -> Callable[[str], list[str] | None]:
     """Return a function that extracts the text, or the list of texts, from a JSON line.
 

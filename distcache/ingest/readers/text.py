@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import limit_of
 from distcache.errors import ConfigError
+from distcache.ingest.document_buffer import LISTED_PER_PIECE, DocumentBuffer, Problem
 from distcache.ingest.inputs import Input, TextOptions
-from distcache.ingest.part import LISTED_PER_PIECE, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.text_rows import TextRow, text_rows
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, Tokenizer
@@ -28,7 +28,7 @@ _large_texts = threading.Lock()
 
 
 class TextReader:
-    """Adds the rows of text inputs to parts, as Megatron's preprocessing does it.
+    """Adds the rows of text inputs to buffers, as Megatron's preprocessing does it.
 
     Each text of a row becomes a sequence, unless it has no token. The end-of-document token is
     appended to the last one. Rows without tokens are counted, and dropped unless they are to be
@@ -69,18 +69,18 @@ class TextReader:
             self.ending = f"{self._end} {tokenizer.decode([self._end])!r}"
 
     def read(
-        self, entry: Input, piece: InputPiece, part: Sink, stopped: Callable[[], bool]
+        self, entry: Input, piece: InputPiece, buffer: DocumentBuffer, stopped: Callable[[], bool]
     ) -> bool:
-        """Add the documents of a piece to a part; false if an error or `stopped` ends it."""
+        """Add the documents of a piece to a buffer; false if an error or `stopped` ends it."""
         batch: list[TextRow] = []
         size = 0
-        facts = part.pieces[-1]
+        facts = buffer.facts
         for row in text_rows(entry, piece, self._options):
             facts.lines += 1
             if facts.lines % ROWS == 0 and stopped():
                 return False
             if row.reason is not None:
-                if not self._flush(batch, part) or not self._note(row, row.reason, part):
+                if not self._flush(batch, buffer) or not self._note(row, row.reason, buffer):
                     return False
                 batch, size = [], 0
                 continue
@@ -89,48 +89,48 @@ class TextReader:
             batch.append(row)
             size += sum(map(len, row.texts))
             if size >= BATCH or len(batch) >= ROWS:
-                if stopped() or not self._flush(batch, part):
+                if stopped() or not self._flush(batch, buffer):
                     return False
                 batch, size = [], 0
-        return self._flush(batch, part)
+        return self._flush(batch, buffer)
 
-    def _note(self, row: TextRow, reason: str, part: Sink) -> bool:
+    def _note(self, row: TextRow, reason: str, buffer: DocumentBuffer) -> bool:
         """Record an invalid row; false if that ends the ingest."""
-        piece = part.pieces[-1]
+        piece = buffer.facts
         piece.rows += 1
         piece.skipped += 1
         if len(piece.problems) < LISTED_PER_PIECE:
             piece.problems.append(Problem(row.place, reason, row.byte, row.group))
         return self._options.on_error == "skip"
 
-    def _end_at(self, batch: list[TextRow], error: EnginesDiffer, part: Sink) -> bool:
+    def _end_at(self, batch: list[TextRow], error: EnginesDiffer, buffer: DocumentBuffer) -> bool:
         """Record the row with the text in which engines differ, which ends the ingest."""
         texts = np.cumsum([len(self._sentences(row)) for row in batch])
         row = batch[int(np.searchsorted(texts, error.place, side="right"))]
         problem = Problem(row.place, str(error), row.byte, row.group, fatal=True)
-        part.pieces[-1].problems.append(problem)
+        buffer.facts.problems.append(problem)
         return False
 
-    def _flush(self, batch: list[TextRow], part: Sink) -> bool:
+    def _flush(self, batch: list[TextRow], buffer: DocumentBuffer) -> bool:
         """Encode rows together, or one by one if that fails."""
         if not batch:
             return True
         try:
-            self._append(batch, part)
+            self._append(batch, buffer)
         except EnginesDiffer as error:
-            return self._end_at(batch, error, part)
+            return self._end_at(batch, error, buffer)
         except ValueError as error:
             if len(batch) == 1:
                 half = _half_pair(batch[0])
-                return self._note(batch[0], half or f"the tokenizer refuses it: {error}", part)
-            return all(self._flush([row], part) for row in batch)
+                return self._note(batch[0], half or f"the tokenizer refuses it: {error}", buffer)
+            return all(self._flush([row], buffer) for row in batch)
         return True
 
-    def _append(self, batch: list[TextRow], part: Sink) -> None:
+    def _append(self, batch: list[TextRow], buffer: DocumentBuffer) -> None:
         texts = [self._sentences(row) for row in batch]
         encoded = self._encode(list(itertools.chain.from_iterable(texts)))
-        limit = limit_of(part.dtype, self._tokenizer.facts.vocabulary)
-        tokens = np.empty(len(encoded.ids), part.dtype)
+        limit = limit_of(buffer.dtype, self._tokenizer.facts.vocabulary)
+        tokens = np.empty(len(encoded.ids), buffer.dtype)
         if (wrong := narrow_tokens(encoded.ids, limit, tokens)) >= 0:
             raise ValueError(
                 f"it makes token {encoded.ids[wrong]}, beyond its vocabulary of {limit}"
@@ -143,12 +143,12 @@ class TextReader:
             last = np.cumsum(counts[filled]) - 1  # sequence of each document
             tokens = np.insert(tokens, np.cumsum(lengths, dtype=np.int64)[last], self._end)
             lengths[last] += 1
-        piece = part.pieces[-1]
+        piece = buffer.facts
         places = np.array([row.before + row.place for row in batch], np.int64)
         if self._options.empty == "drop":
             counts, places = counts[filled], places[filled]
         piece.keep(places)
-        part.append(tokens, lengths, counts.astype(np.int32))
+        buffer.append(tokens, lengths, counts.astype(np.int32))
         piece.rows += len(batch)
         piece.empty += int(np.count_nonzero(~filled))
         piece.by_library += encoded.by_library

@@ -20,9 +20,7 @@ from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.token_rows import TokenRows
 from distcache.storage.files import closing_fd, open_regular, read_range
 
-LONGEST_LINE: Final = 1 << 30  # bytes
 BATCH_BYTES: Final = 4 << 20
-BATCH_LINES: Final = 1 << 12
 MAGIC: Final = b"\x93NUMPY"
 TYPES: Final = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import limit_of
 from distcache.errors import CorpusError
 from distcache.extras import imported
+from distcache.ingest.document_buffer import LISTED_PER_PIECE, DocumentBuffer, Problem
 from distcache.ingest.inputs import Group, Input, TokenOptions
-from distcache.ingest.part import LISTED_PER_PIECE, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
 from distcache.ingest.readers.tables import Table, column_type, is_list, open_table
@@ -80,18 +80,18 @@ class ShardReader:
         self._options = options
 
     def read(
-        self, entry: Input, piece: InputPiece, part: Sink, stopped: Callable[[], bool]
+        self, entry: Input, piece: InputPiece, buffer: DocumentBuffer, stopped: Callable[[], bool]
     ) -> bool:
-        """Add the documents of a piece to a part; false if an error or `stopped` ends it."""
+        """Add the documents of a piece to a buffer; false if an error or `stopped` ends it."""
         if entry.is_table:
             with open_table(entry) as table:
-                reading = _Reading(self._options, part, table.schema.names)
+                reading = _Reading(self._options, buffer, table.schema.names)
                 groups = range(piece.begin, piece.end)
                 return all(reading.add_group(table, entry, group, stopped) for group in groups)
-        reading = _Reading(self._options, part, [self._options.column])
+        reading = _Reading(self._options, buffer, [self._options.column])
         rows_of = imported(FORMATS[entry.format].tokens)
         for found in rows_of(entry, piece, self._options):
-            part.pieces[-1].lines += found.lines
+            buffer.facts.lines += found.lines
             if stopped() or not reading.add_rows(found):
                 return False
         return True
@@ -105,14 +105,14 @@ def _rows_at_a_time(group: Group) -> int:
 class _Reading:
     """Reads one piece; document ids are compared with the row before."""
 
-    def __init__(self, options: TokenOptions, part: Sink, names: Sequence[str]) -> None:
+    def __init__(self, options: TokenOptions, buffer: DocumentBuffer, names: Sequence[str]) -> None:
         self._options = options
-        self._part = part
-        self._limit = limit_of(part.dtype, options.vocabulary)
+        self._buffer = buffer
+        self._limit = limit_of(buffer.dtype, options.vocabulary)
         wanted = (options.column, options.length_column, options.document_column)
         self._columns = [name for name in dict.fromkeys(wanted) if name in names]
         self._previous: pa.Scalar | None = None
-        self._scratch = np.empty(0, part.dtype)
+        self._scratch = np.empty(0, buffer.dtype)
 
     def add_group(
         self, table: Table, entry: Input, group: int, stopped: Callable[[], bool]
@@ -132,15 +132,15 @@ class _Reading:
         except ValueError as error:
             lost = entry.groups[group].rows - before
             reason = f"{error}; {lost} rows are left out" if lost > 1 else str(error)
-            self._part.pieces[-1].rows += lost
-            self._part.pieces[-1].skipped += max(lost - 1, 0)
+            self._buffer.facts.rows += lost
+            self._buffer.facts.skipped += max(lost - 1, 0)
             return self._note({0: reason}, before, group)
         return True
 
     def add_rows(self, found: TokenRows) -> bool:
         """Add the documents of lines, or of an array; false if an error ends it."""
         if found.rejected is not None:
-            self._part.pieces[-1].rows += 1
+            self._buffer.facts.rows += 1
             reason, byte = found.rejected
             return self._note({0: reason}, found.first, None, byte)
         batch = pa.RecordBatch.from_arrays([found.lists], [self._options.column])
@@ -161,9 +161,9 @@ class _Reading:
         ordered = [Problem(before + row, problems[row], byte, group) for row in sorted(problems)]
         if self._options.on_error == "fail":
             ordered = ordered[:1]
-        listed = self._part.pieces[-1].problems
+        listed = self._buffer.facts.problems
         listed += ordered[: max(LISTED_PER_PIECE - len(listed), 0)]
-        self._part.pieces[-1].skipped += len(ordered)
+        self._buffer.facts.skipped += len(ordered)
         return self._options.on_error == "skip" or not ordered
 
     def _add_batch(
@@ -172,7 +172,7 @@ class _Reading:
         lists = batch.column(self._options.column)
         problems = self._row_problems(batch)
         decoded = None if problems else self._decode(lists)
-        first = before if group is None else self._part.pieces[-1].rows
+        first = before if group is None else self._buffer.facts.rows
         places = np.arange(first, first + len(lists), dtype=np.int64)
         if decoded is None:
             problems = {**dict(_wrong_values(lists, self._limit)), **problems}
@@ -184,7 +184,7 @@ class _Reading:
             decoded = self._decode(lists.filter(pa.array(keep)))
             assert decoded is not None, "invalid rows have been removed"
         self._append(*decoded, places)
-        self._part.pieces[-1].rows += len(lists)
+        self._buffer.facts.rows += len(lists)
         return True
 
     def _decode(self, lists: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
@@ -196,7 +196,7 @@ class _Reading:
         if values.null_count:
             return None
         if len(self._scratch) < len(values):
-            self._scratch = np.empty(len(values), self._part.dtype)
+            self._scratch = np.empty(len(values), self._buffer.dtype)
         tokens = self._scratch[: len(values)]
         if narrow_tokens(values.to_numpy(zero_copy_only=True), self._limit, tokens) >= 0:
             return None
@@ -207,15 +207,15 @@ class _Reading:
         self, tokens: NDArray[Any], lengths: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
         counts = (lengths > 0).astype(np.int32)
-        self._part.pieces[-1].empty += len(counts) - int(counts.sum())
+        self._buffer.facts.empty += len(counts) - int(counts.sum())
         if self._options.empty == "drop":
             places = places[lengths > 0]
-        self._part.pieces[-1].keep(places)
+        self._buffer.facts.keep(places)
         lengths = lengths[lengths > 0]
         if self._options.eod is not None:
             tokens, lengths = _with_ends(tokens, lengths, self._options.eod)
         kept = counts if self._options.empty == "keep" else None
-        self._part.append(tokens, lengths.astype(np.int32), kept)
+        self._buffer.append(tokens, lengths.astype(np.int32), kept)
 
     def _row_problems(self, batch: pa.RecordBatch) -> dict[int, str]:
         """Return the problems of rows, except those of tokens, by the number in the batch."""

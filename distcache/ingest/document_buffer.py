@@ -1,4 +1,4 @@
-"""The result of a task: documents of tokens, and facts about each piece."""
+"""What was read from a piece: documents of tokens, and facts about it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from distcache.corpus.kept_runs import RunEncoder
+from distcache.storage.files import no_space_as_error, read_range, write_range
 
 LISTED_PER_PIECE: Final = 1000  # invalid rows of a piece whose places are kept; all are counted
 SPOOL: Final = 64 << 20  # bytes of tokens in memory, if they may go to a file
 BLOCK: Final = 4 << 20  # bytes
+SMALLEST_BLOCK: Final = 4096  # bytes
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -89,64 +91,39 @@ class PieceFacts(msgspec.Struct):
         return Counts(self.documents, self.sequences, self.tokens)
 
 
-class Sink:
-    """Receives documents from readers.
+class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
+    """The documents of a piece, in memory or, if they are many, in the spool.
 
     Parameters
     ----------
     dtype : dtype
         The token type.
-
-    Attributes
-    ----------
-    pieces : list of PieceFacts
-        Facts of the pieces read so far, in order; the last one may be incomplete.
+    facts : PieceFacts
+        Facts of the piece, to which readers add.
+    memory : Memory
+        Memory for the tokens; it goes back when the buffer is closed.
+    spool : Spool or None
+        File for tokens that are many; None to keep all in memory.
+    expected : int
+        Bytes that the tokens probably have; the memory of a small piece is as small.
     """
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.dtype = dtype
-        self.pieces: list[PieceFacts] = []
-
-    def append(
+    def __init__(
         self,
-        tokens: NDArray[Any],
-        lengths: NDArray[np.int32],
-        counts: NDArray[np.int32] | None = None,
+        dtype: np.dtype[Any],
+        facts: PieceFacts,
+        memory: Memory,
+        spool: Spool | None = None,
+        expected: int = 0,
     ) -> None:
-        """Add whole documents to the last piece; the tokens are copied.
-
-        Parameters
-        ----------
-        tokens : ndarray, shape (tokens,)
-            Tokens in the type of the corpus, one document after the other.
-        lengths : ndarray of int32, shape (sequences,)
-            Tokens of each sequence.
-        counts : ndarray of int32, shape (documents,), or None
-            Sequences of each document; by default one.
-        """
-        raise TypeError(f"{type(self).__name__} keeps no documents")
-
-
-class Part(Sink, AbstractContextManager["Part"]):
-    """The documents of a task, in memory or, if they are many, in a nameless file.
-
-    Parameters
-    ----------
-    dtype : dtype
-        The token type.
-    blocks : Blocks
-        Memory for the tokens; it goes back when the part is closed.
-    directory : Path or None
-        Directory for such a file; None to keep all in memory.
-    """
-
-    def __init__(self, dtype: np.dtype[Any], blocks: Blocks, directory: Path | None) -> None:
-        super().__init__(dtype)
-        self._pool = blocks
-        self._directory = directory
+        self.dtype = dtype
+        self.facts = facts
+        self._memory = memory
+        self._spool = spool
+        self._expected = max(expected, SMALLEST_BLOCK)
         self._blocks: list[NDArray[np.uint8]] = []
-        self._room = 0
-        self._file: Any = None
+        self._room = 0  # bytes that are left in the last block
+        self._spooled: list[tuple[int, int]] = []  # where the spool has tokens
         self._lengths: list[NDArray[np.int32]] = []
         self._counts: list[NDArray[np.int32]] = []
         self._digest = xxhash.xxh3_64()
@@ -157,12 +134,21 @@ class Part(Sink, AbstractContextManager["Part"]):
         lengths: NDArray[np.int32],
         counts: NDArray[np.int32] | None = None,
     ) -> None:
-        """Add whole documents to the last piece; the tokens are copied."""
+        """Add whole documents; the tokens are copied.
+
+        Parameters
+        ----------
+        tokens : ndarray, shape (tokens,)
+            Tokens in the type of the corpus, one document after the other.
+        lengths : ndarray of int32, shape (sequences,)
+            Tokens of each sequence.
+        counts : ndarray of int32, shape (documents,), or None
+            Sequences of each document; by default one.
+        """
         counts = np.ones(len(lengths), np.int32) if counts is None else counts
-        piece = self.pieces[-1]
-        piece.documents += len(counts)
-        piece.sequences += len(lengths)
-        piece.tokens += len(tokens)
+        self.facts.documents += len(counts)
+        self.facts.sequences += len(lengths)
+        self.facts.tokens += len(tokens)
         self._lengths.append(lengths)
         self._counts.append(counts)
         data = tokens.view(np.uint8)
@@ -173,11 +159,11 @@ class Part(Sink, AbstractContextManager["Part"]):
     def _keep(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Copy as much as the last block has room for, and return the rest."""
         if not self._room:
-            if self._directory is not None and len(self._blocks) * BLOCK >= SPOOL:
-                self._spill()
-            self._blocks.append(self._pool.take())
-            self._room = BLOCK
-        begin = BLOCK - self._room
+            if self.held >= SPOOL:
+                self.spill()
+            self._blocks.append(self._memory.take(BLOCK if self._blocks else self._expected))
+            self._room = len(self._blocks[-1])
+        begin = len(self._blocks[-1]) - self._room
         size = min(self._room, data.size)
         self._blocks[-1][begin : begin + size] = data[:size]
         self._room -= size
@@ -186,20 +172,14 @@ class Part(Sink, AbstractContextManager["Part"]):
     @property
     def held(self) -> int:
         """Bytes of memory of the tokens."""
-        return len(self._blocks) * BLOCK
+        return sum(map(len, self._blocks))
 
     def spill(self) -> None:
-        """Move the tokens to a file, if they may go there."""
-        if self._directory is not None:
-            self._spill()
-
-    def _spill(self) -> None:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
-        for block in self._used_blocks():
-            self._file.write(block.data)
-        self._pool.give(self._blocks)
-        self._blocks, self._room = [], 0
+        """Move the tokens to the spool, if there is one."""
+        if self._spool is not None:
+            self._spooled += map(self._spool.add, self._used_blocks())
+            self._memory.give(self._blocks)
+            self._blocks, self._room = [], 0
 
     @property
     def digest(self) -> str:
@@ -220,33 +200,32 @@ class Part(Sink, AbstractContextManager["Part"]):
         return np.concatenate([np.empty(0, np.int32), *self._counts])
 
     def blocks(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield the tokens' bytes, piece by piece."""
-        if self._file is not None:
-            self._file.seek(0)
-            while content := self._file.read(BLOCK):
-                yield np.frombuffer(content, np.uint8)
+        """Yield the tokens' bytes, block by block."""
+        if self._spool is not None:
+            yield from map(self._spool.read, self._spooled)
         yield from self._used_blocks()
 
     def _used_blocks(self) -> Iterator[NDArray[np.uint8]]:
         for index, block in enumerate(self._blocks):
             last = index == len(self._blocks) - 1
-            yield block[: BLOCK - self._room] if last else block
+            yield block[: len(block) - self._room] if last else block
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Release the memory and the file."""
-        self._pool.give(self._blocks)
+        """Release the memory, and the room in the spool."""
+        self._memory.give(self._blocks)
         self._blocks = []
-        if self._file is not None:
-            self._file.close()
+        if self._spool is not None:
+            self._spool.release(len(self._spooled))
+        self._spooled = []
 
 
 def digest_of(
     tokens: Iterator[NDArray[np.uint8]], lengths: NDArray[np.int32], counts: NDArray[np.int32]
 ) -> str:
-    """Return the digest of what is in a corpus, as `Part.digest` computes it."""
+    """Return the digest of what is in a corpus, as `DocumentBuffer.digest` computes it."""
     digest = xxhash.xxh3_64()
     for block in tokens:
         digest.update(block.data)
@@ -255,15 +234,17 @@ def digest_of(
     return digest.hexdigest()
 
 
-class Blocks:
+class Memory:
     """A pool of blocks of `BLOCK` bytes, shared by the threads of a rank."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._free: list[NDArray[np.uint8]] = []
 
-    def take(self) -> NDArray[np.uint8]:
-        """Return an uninitialized block."""
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Return an uninitialized block, which may be smaller than those of the pool."""
+        if size < BLOCK:
+            return np.empty(size, np.uint8)
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -272,4 +253,52 @@ class Blocks:
     def give(self, blocks: list[NDArray[Any]]) -> None:
         """Return blocks to the pool."""
         with self._lock:
-            self._free += blocks
+            self._free += [block for block in blocks if len(block) == BLOCK]
+
+
+class Spool:
+    """A nameless file for tokens that wait for their round, shared by the threads of a rank.
+
+    It is truncated whenever nothing waits in it.
+
+    Parameters
+    ----------
+    directory : Path
+        Directory of the file.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: Any = None  # until something waits
+        self._lock = threading.Lock()
+        self._waiting = 0  # blocks
+        self.size = 0  # bytes
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, block: NDArray[np.uint8]) -> tuple[int, int]:
+        """Write a block, and return where it begins and ends."""
+        with self._lock, no_space_as_error(self._directory):
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
+            begin = self.size
+            self.size += len(block)
+            self._waiting += 1
+        with no_space_as_error(self._directory):
+            write_range(self._file.fileno(), begin, block)
+        return begin, begin + len(block)
+
+    def read(self, place: tuple[int, int]) -> NDArray[np.uint8]:
+        """Return a block."""
+        return np.frombuffer(read_range(self._file.fileno(), *place), np.uint8)
+
+    def release(self, blocks: int) -> None:
+        """Give up blocks that have been read."""
+        with self._lock:
+            self._waiting -= blocks
+            if self.size and not self._waiting:
+                self._file.truncate(0)
+                self.size = 0
