@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -80,6 +80,11 @@ class PieceFacts(msgspec.Struct):
         self.kept += encoder.add(places)
         self.following, self.run = encoder.following, encoder.run
 
+    def reject(self, problems: Sequence[Problem]) -> None:
+        """Count invalid rows, and note them as far as there is room."""
+        self.skipped += len(problems)
+        self.problems += problems[: max(LISTED_PER_PIECE - len(self.problems), 0)]
+
     @property
     def places(self) -> int:
         """Lines with blank ones, or rows."""
@@ -127,6 +132,35 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
         self._lengths: list[NDArray[np.int32]] = []
         self._counts: list[NDArray[np.int32]] = []
         self._digest = xxhash.xxh3_64()
+
+    def add(
+        self,
+        tokens: NDArray[Any],
+        lengths: NDArray[np.int32],
+        counts: NDArray[np.int64],
+        places: NDArray[np.int64],
+        *,
+        drop_empty: bool,
+    ) -> None:
+        """Add rows, of which those without tokens are dropped or kept.
+
+        Parameters
+        ----------
+        tokens, lengths : ndarray
+            As of `append`.
+        counts : ndarray of int64, shape (rows,)
+            Sequences of each row.
+        places : ndarray of int64, shape (rows,)
+            Number of each row in the piece.
+        drop_empty : bool
+            Whether rows without sequences become no documents.
+        """
+        filled = counts > 0
+        self.facts.empty += int(np.count_nonzero(~filled))
+        if drop_empty:
+            counts, places = counts[filled], places[filled]
+        self.facts.keep(places)
+        self.append(tokens, lengths, counts.astype(np.int32))
 
     def append(
         self,

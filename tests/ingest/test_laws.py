@@ -25,7 +25,7 @@ from distcache.ingest.pieces import (
     reader_of,
     segments_of,
 )
-from distcache.ingest.readers.text_rows import lines_of_range, lines_of_stream
+from distcache.ingest.readers.lines import lines_of_range, lines_of_stream
 
 sizes = st.integers(0, 500)
 plain = st.builds(Input, st.just("a"), sizes, st.just(0), st.sampled_from(["jsonl", "txt"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 from pathlib import Path
@@ -231,3 +232,17 @@ def test_a_damaged_shard(damage: str, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"a\.parquet: "):
         run([path], tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
+
+
+def test_each_line_of_ids_has_its_own_byte(tmp_path: Path) -> None:
+    """Also after good rows and blank lines of the same batch."""
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"input_ids": ids}) for ids in ([1, 2], [3, 4], [5, 99], [6], [98])]
+    lines.insert(2, "")
+    path.write_text("\n".join(lines) + "\n")
+    run([path], tmp_path / "out", vocabulary=10, on_error="skip", column="input_ids")
+    receipt = read_receipt(str(tmp_path / "out"))
+    places = [(entry.line, entry.byte) for entry in receipt.skipped]
+    starts = [sum(len(line) + 1 for line in lines[:number]) for number in (3, 5)]
+    assert places == [(4, starts[0]), (6, starts[1])]
+    assert rows_of(tmp_path / "out") == [[1, 2], [3, 4], [6]]

@@ -21,12 +21,11 @@ class SourceFormat:
     # Pieces of a file: byte ranges, where each line is a row; groups of rows; or the whole file,
     # where rows span lines. `lines` cuts such rows apart without an error.
     cut: Literal["lines", "groups", "no"]
-    texts: str = ""  # function that yields `TextRow`; empty if the format has no texts
-    # Function that yields `TokenRows`, or of a format with groups of rows the one that opens a
-    # table; empty if the format has no token ids.
+    texts: str = ""  # function that yields `Row`; empty if the format has no texts
+    # Function that yields `TokenRows`, and a `Row` for an invalid one; of a format with groups of
+    # rows the one that opens a table. Empty if the format has no token ids.
     tokens: str = ""
     can_be_compressed: bool = False
-    is_escaped: bool = False  # texts are JSON, which takes up to six bytes for a byte
 
 
 HERE: Final = "distcache.ingest.readers."
@@ -34,13 +33,12 @@ FORMATS: Final = {
     "jsonl": SourceFormat(
         (".jsonl", ".ndjson", ".json"),
         "lines",
-        texts=HERE + "json_texts:json_rows",
-        tokens=HERE + "json_ids:json_id_rows",
+        texts=HERE + "json_lines:json_rows",
+        tokens=HERE + "json_lines:json_id_rows",
         can_be_compressed=True,
-        is_escaped=True,
     ),
     "txt": SourceFormat(
-        (".txt",), "lines", texts=HERE + "plain_text:plain_rows", can_be_compressed=True
+        (".txt",), "lines", texts=HERE + "text_rows:plain_rows", can_be_compressed=True
     ),
     "parquet": SourceFormat(
         (".parquet",),

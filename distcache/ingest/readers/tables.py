@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from distcache.errors import CorpusError
 from distcache.ingest.inputs import Group, Input, TextOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.text_rows import TextRow, checked
+from distcache.ingest.readers.rows import Row
+from distcache.ingest.readers.text_rows import checked
 from distcache.storage.files import closing_fd, open_regular
 
 SLICE: Final = 256  # rows that are Python objects at a time
@@ -218,7 +219,7 @@ def _value(scalar: pa.Scalar) -> Any:
         return error
 
 
-def table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[TextRow]:
+def table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
     """Yield the rows of some groups of a table."""
     with open_table(entry) as table:
         before = 0
@@ -230,14 +231,14 @@ def table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterato
                         yield checked(_value_row(place, value, group, before), options)
                         place += 1
             except ValueError as error:
-                yield TextRow(place, [], str(error), None, group)
+                yield Row(place, None, str(error), None, group)
             before += entry.groups[group].rows
 
 
-def _value_row(place: int, value: Any, group: int, before: int) -> TextRow:
+def _value_row(place: int, value: Any, group: int, before: int) -> Row:
     if isinstance(value, UnicodeDecodeError):
-        return TextRow(place, [], f"invalid UTF-8 at byte {value.start} of the text", None, group)
+        return Row(place, None, f"invalid UTF-8 at byte {value.start} of the text", None, group)
     texts = value if isinstance(value, list) else [value]
     if any(text is None for text in texts):
-        return TextRow(place, [], "is null, or has a null in it", None, group)
-    return TextRow(place, texts, None, None, group, before)
+        return Row(place, None, "is null, or has a null in it", None, group)
+    return Row(place, texts, None, None, group, before)

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import limit_of
 from distcache.errors import ConfigError
-from distcache.ingest.document_buffer import LISTED_PER_PIECE, DocumentBuffer, Problem
+from distcache.extras import imported
+from distcache.ingest.document_buffer import DocumentBuffer, Problem
 from distcache.ingest.inputs import Input, TextOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.text_rows import TextRow, text_rows
+from distcache.ingest.readers.formats import FORMATS
+from distcache.ingest.readers.rows import Row
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, Tokenizer
 from distcache.kernels import narrow_tokens
 
@@ -72,10 +74,10 @@ class TextReader:
         self, entry: Input, piece: InputPiece, buffer: DocumentBuffer, stopped: Callable[[], bool]
     ) -> bool:
         """Add the documents of a piece to a buffer; false if an error or `stopped` ends it."""
-        batch: list[TextRow] = []
+        batch: list[Row] = []
         size = 0
         facts = buffer.facts
-        for row in text_rows(entry, piece, self._options):
+        for row in imported(FORMATS[entry.format].texts)(entry, piece, self._options):
             facts.lines += 1
             if facts.lines % ROWS == 0 and stopped():
                 return False
@@ -84,26 +86,23 @@ class TextReader:
                     return False
                 batch, size = [], 0
                 continue
-            if row.texts is None:
+            if row.value is None:
                 continue  # a blank line
             batch.append(row)
-            size += sum(map(len, row.texts))
+            size += sum(map(len, row.value))
             if size >= BATCH or len(batch) >= ROWS:
                 if stopped() or not self._flush(batch, buffer):
                     return False
                 batch, size = [], 0
         return self._flush(batch, buffer)
 
-    def _note(self, row: TextRow, reason: str, buffer: DocumentBuffer) -> bool:
+    def _note(self, row: Row, reason: str, buffer: DocumentBuffer) -> bool:
         """Record an invalid row; false if that ends the ingest."""
-        piece = buffer.facts
-        piece.rows += 1
-        piece.skipped += 1
-        if len(piece.problems) < LISTED_PER_PIECE:
-            piece.problems.append(Problem(row.place, reason, row.byte, row.group))
+        buffer.facts.rows += 1
+        buffer.facts.reject([Problem(row.place, reason, row.byte, row.group)])
         return self._options.on_error == "skip"
 
-    def _end_at(self, batch: list[TextRow], error: EnginesDiffer, buffer: DocumentBuffer) -> bool:
+    def _end_at(self, batch: list[Row], error: EnginesDiffer, buffer: DocumentBuffer) -> bool:
         """Record the row with the text in which engines differ, which ends the ingest."""
         texts = np.cumsum([len(self._sentences(row)) for row in batch])
         row = batch[int(np.searchsorted(texts, error.place, side="right"))]
@@ -111,7 +110,7 @@ class TextReader:
         buffer.facts.problems.append(problem)
         return False
 
-    def _flush(self, batch: list[TextRow], buffer: DocumentBuffer) -> bool:
+    def _flush(self, batch: list[Row], buffer: DocumentBuffer) -> bool:
         """Encode rows together, or one by one if that fails."""
         if not batch:
             return True
@@ -126,7 +125,7 @@ class TextReader:
             return all(self._flush([row], buffer) for row in batch)
         return True
 
-    def _append(self, batch: list[TextRow], buffer: DocumentBuffer) -> None:
+    def _append(self, batch: list[Row], buffer: DocumentBuffer) -> None:
         texts = [self._sentences(row) for row in batch]
         encoded = self._encode(list(itertools.chain.from_iterable(texts)))
         limit = limit_of(buffer.dtype, self._tokenizer.facts.vocabulary)
@@ -143,16 +142,11 @@ class TextReader:
             last = np.cumsum(counts[filled]) - 1  # sequence of each document
             tokens = np.insert(tokens, np.cumsum(lengths, dtype=np.int64)[last], self._end)
             lengths[last] += 1
-        piece = buffer.facts
         places = np.array([row.before + row.place for row in batch], np.int64)
-        if self._options.empty == "drop":
-            counts, places = counts[filled], places[filled]
-        piece.keep(places)
-        buffer.append(tokens, lengths, counts.astype(np.int32))
-        piece.rows += len(batch)
-        piece.empty += int(np.count_nonzero(~filled))
-        piece.by_library += encoded.by_library
-        piece.compared += encoded.compared
+        buffer.add(tokens, lengths, counts, places, drop_empty=self._options.empty == "drop")
+        buffer.facts.rows += len(batch)
+        buffer.facts.by_library += encoded.by_library
+        buffer.facts.compared += encoded.compared
 
     def _encode(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts; of large texts one thread at a time, which bounds memory."""
@@ -161,16 +155,16 @@ class TextReader:
         with _large_texts:
             return self._tokenizer.encode(texts)
 
-    def _sentences(self, row: TextRow) -> list[str]:
-        texts = row.texts or []
+    def _sentences(self, row: Row) -> list[str]:
+        texts = row.value or []
         if self._options.sentences == "no":
             return texts
         return [line for text in texts for line in text.splitlines()]
 
 
-def _half_pair(row: TextRow) -> str | None:
+def _half_pair(row: Row) -> str | None:
     """Return where a row has half of a surrogate pair, which is no character."""
-    for text in row.texts or []:
+    for text in row.value or []:
         found = HALF_PAIR.search(text)
         if found is not None:
             return (

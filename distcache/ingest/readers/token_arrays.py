@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from distcache.ingest.inputs import Input, TokenOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.token_rows import TokenRows
+from distcache.ingest.readers.rows import Row, TokenRows
 from distcache.storage.files import closing_fd, open_regular, read_range
 
 BATCH_BYTES: Final = 4 << 20
@@ -25,7 +25,9 @@ MAGIC: Final = b"\x93NUMPY"
 TYPES: Final = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
 
 
-def array_rows(entry: Input, _piece: InputPiece, options: TokenOptions) -> Iterator[TokenRows]:
+def array_rows(
+    entry: Input, _piece: InputPiece, options: TokenOptions
+) -> Iterator[TokenRows | Row]:
     """Yield the documents of an array of ids."""
     first = 0
     try:
@@ -41,10 +43,11 @@ def array_rows(entry: Input, _piece: InputPiece, options: TokenOptions) -> Itera
                     f"{entry.path}.index beside it"
                 )
             for lists in _documents(descriptor, dtype, begin, count, ends, options.eod):
-                yield TokenRows(first, lists)
+                places = np.arange(first, first + len(lists), dtype=np.int64)
+                yield TokenRows(pa.RecordBatch.from_arrays([lists], [options.column]), places)
                 first += len(lists)
     except (ValueError, OSError, EOFError) as error:
-        yield TokenRows(first, None, (str(error), None))
+        yield Row(first, None, str(error))
 
 
 def _layout(descriptor: int, entry: Input, options: TokenOptions) -> tuple[np.dtype[Any], int]:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import limit_of
 from distcache.errors import CorpusError
 from distcache.extras import imported
-from distcache.ingest.document_buffer import LISTED_PER_PIECE, DocumentBuffer, Problem
+from distcache.ingest.document_buffer import DocumentBuffer, Problem
 from distcache.ingest.inputs import Group, Input, TokenOptions
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
+from distcache.ingest.readers.rows import Row, TokenRows
 from distcache.ingest.readers.tables import Table, column_type, is_list, open_table
-from distcache.ingest.readers.token_rows import TokenRows
 from distcache.kernels import first_outside, narrow_tokens
 
 MAX_SEQUENCE_TOKENS: Final = (1 << 31) - 2  # tokens of a sequence, with room for its end
@@ -68,7 +68,7 @@ def _is_integer(kind: pa.DataType) -> bool:
 
 
 class ShardReader:
-    """Adds the rows of token shards to parts. Only invalid rows become Python objects.
+    """Adds the rows of token shards to buffers. Only invalid rows become Python objects.
 
     Parameters
     ----------
@@ -91,7 +91,6 @@ class ShardReader:
         reading = _Reading(self._options, buffer, [self._options.column])
         rows_of = imported(FORMATS[entry.format].tokens)
         for found in rows_of(entry, piece, self._options):
-            buffer.facts.lines += found.lines
             if stopped() or not reading.add_rows(found):
                 return False
         return True
@@ -118,33 +117,34 @@ class _Reading:
         self, table: Table, entry: Input, group: int, stopped: Callable[[], bool]
     ) -> bool:
         """Add the documents of a group of rows; false if an error or `stopped` ends it."""
-        rows = _rows_at_a_time(entry.groups[group])
-        before = 0
+        at_a_time = _rows_at_a_time(entry.groups[group])
+        facts = self._buffer.facts
+        before = facts.rows
         try:
             if self._previous is None and group > 0:
                 self._previous = self._last_id(table, group - 1)
-            for batch in table.batches(group, self._columns, rows):
-                if stopped() or not self._add_batch(
-                    _as_lists(batch, self._options.column), before, group
-                ):
+            for batch in table.batches(group, self._columns, at_a_time):
+                places = np.arange(facts.rows, facts.rows + len(batch), dtype=np.int64)
+                lists = _as_lists(batch, self._options.column)
+                if stopped() or not self._add(TokenRows(lists, places, None, group, before)):
                     return False
-                before += len(batch)
         except ValueError as error:
-            lost = entry.groups[group].rows - before
+            place = facts.rows - before
+            lost = entry.groups[group].rows - place
             reason = f"{error}; {lost} rows are left out" if lost > 1 else str(error)
-            self._buffer.facts.rows += lost
-            self._buffer.facts.skipped += max(lost - 1, 0)
-            return self._note({0: reason}, before, group)
+            facts.skipped += max(lost - 1, 0)
+            facts.rows += lost
+            return self._reject([Problem(place, reason, group=group)])
         return True
 
-    def add_rows(self, found: TokenRows) -> bool:
+    def add_rows(self, found: TokenRows | Row) -> bool:
         """Add the documents of lines, or of an array; false if an error ends it."""
-        if found.rejected is not None:
-            self._buffer.facts.rows += 1
-            reason, byte = found.rejected
-            return self._note({0: reason}, found.first, None, byte)
-        batch = pa.RecordBatch.from_arrays([found.lists], [self._options.column])
-        return self._add_batch(batch, found.first, None, found.byte)
+        if isinstance(found, TokenRows):
+            self._buffer.facts.lines += found.lines
+            return self._add(found)
+        self._buffer.facts.lines += 1
+        self._buffer.facts.rows += 1
+        return self._reject([Problem(found.place, str(found.reason), found.byte)])
 
     def _last_id(self, table: Table, group: int) -> pa.Scalar | None:
         """Return the document id of the last row of a row group, if rows have any."""
@@ -154,32 +154,23 @@ class _Reading:
                 last = batch.column(0)[-1]
         return last
 
-    def _note(
-        self, problems: dict[int, str], before: int, group: int | None, byte: int | None = None
-    ) -> bool:
-        """Record invalid rows of a batch; false if that ends the ingest."""
-        ordered = [Problem(before + row, problems[row], byte, group) for row in sorted(problems)]
-        if self._options.on_error == "fail":
-            ordered = ordered[:1]
-        listed = self._buffer.facts.problems
-        listed += ordered[: max(LISTED_PER_PIECE - len(listed), 0)]
-        self._buffer.facts.skipped += len(ordered)
-        return self._options.on_error == "skip" or not ordered
+    def _reject(self, problems: list[Problem]) -> bool:
+        """Record invalid rows; false if that ends the ingest."""
+        fails = self._options.on_error == "fail"
+        self._buffer.facts.reject(problems[:1] if fails else problems)
+        return not (fails and problems)
 
-    def _add_batch(
-        self, batch: pa.RecordBatch, before: int, group: int | None, byte: int | None = None
-    ) -> bool:
-        lists = batch.column(self._options.column)
-        problems = self._row_problems(batch)
-        decoded = None if problems else self._decode(lists)
-        first = before if group is None else self._buffer.facts.rows
-        places = np.arange(first, first + len(lists), dtype=np.int64)
+    def _add(self, rows: TokenRows) -> bool:
+        """Add rows; false if an invalid one ends the ingest."""
+        lists, places = rows.batch.column(self._options.column), rows.places
+        wrong = self._row_problems(rows.batch)
+        decoded = None if wrong else self._decode(lists)
         if decoded is None:
-            problems = {**dict(_wrong_values(lists, self._limit)), **problems}
-            if not self._note(problems, before, group, byte):
+            wrong = {**dict(_wrong_values(lists, self._limit)), **wrong}
+            if not self._reject([_problem(rows, row, wrong[row]) for row in sorted(wrong)]):
                 return False
             keep = np.ones(len(lists), bool)
-            keep[list(problems)] = False
+            keep[list(wrong)] = False
             places = places[keep]
             decoded = self._decode(lists.filter(pa.array(keep)))
             assert decoded is not None, "invalid rows have been removed"
@@ -206,16 +197,12 @@ class _Reading:
     def _append(
         self, tokens: NDArray[Any], lengths: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
-        counts = (lengths > 0).astype(np.int32)
-        self._buffer.facts.empty += len(counts) - int(counts.sum())
-        if self._options.empty == "drop":
-            places = places[lengths > 0]
-        self._buffer.facts.keep(places)
+        counts = (lengths > 0).astype(np.int64)
         lengths = lengths[lengths > 0]
         if self._options.eod is not None:
             tokens, lengths = _with_ends(tokens, lengths, self._options.eod)
-        kept = counts if self._options.empty == "keep" else None
-        self._buffer.append(tokens, lengths.astype(np.int32), kept)
+        drop = self._options.empty == "drop"
+        self._buffer.add(tokens, lengths.astype(np.int32), counts, places, drop_empty=drop)
 
     def _row_problems(self, batch: pa.RecordBatch) -> dict[int, str]:
         """Return the problems of rows, except those of tokens, by the number in the batch."""
@@ -232,6 +219,11 @@ class _Reading:
             found |= _document_problems(name, batch.column(name), self._previous)
             self._previous = batch.column(name)[-1]
         return found
+
+
+def _problem(rows: TokenRows, row: int, reason: str) -> Problem:
+    byte = None if rows.bytes is None else int(rows.bytes[row])
+    return Problem(int(rows.places[row]) - rows.before, reason, byte, rows.group)
 
 
 def _as_lists(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:

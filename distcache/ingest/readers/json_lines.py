@@ -1,0 +1,155 @@
+"""JSON lines: a field with a text, with a list of texts, or with a list of token ids."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypedDict
+
+import msgspec
+import numpy as np
+
+from distcache.ingest.inputs import Input, TextOptions, TokenOptions
+from distcache.ingest.pieces import InputPiece
+from distcache.ingest.readers.rows import Row, TokenRows, line_rows
+from distcache.ingest.readers.text_rows import DECODED, checked, too_long
+
+LONGEST_LINE: Final = 1 << 30  # bytes of a line of ids
+BATCH_IDS: Final = 1 << 19
+BATCH_LINES: Final = 1 << 12
+MOST_FIELDS: Final = 10  # names in an error message
+JSON_LINES: Final = "expected JSON lines: an object on every line"
+JSON_KINDS: Final = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def json_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
+    """Yield the texts of JSON lines. JSON takes up to six bytes for a byte of a text."""
+    limit = 6 * options.longest + DECODED
+    decode = text_decoder(options.text_key)
+    for row in line_rows(entry, piece, limit, too_long(options), decode):
+        yield checked(row, options)
+
+
+def json_id_rows(
+    entry: Input, piece: InputPiece, options: TokenOptions
+) -> Iterator[TokenRows | Row]:
+    """Yield the lists of ids of JSON lines, many at a time, and the lines that are rejected."""
+    some: list[Row] = []
+    lines = size = 0
+    decode = ids_decoder(options.column)
+    for row in line_rows(entry, piece, LONGEST_LINE, f"more than {LONGEST_LINE}", decode):
+        if row.reason is None:
+            lines += 1
+            some += [row] if row.value is not None else []
+            size += len(row.value or ())
+        if some and (row.reason is not None or size >= BATCH_IDS or lines >= BATCH_LINES):
+            yield _token_rows(some, lines, options.column)
+            some, lines, size = [], 0, 0
+        if row.reason is not None:
+            yield row
+    yield _token_rows(some, lines, options.column)
+
+
+def _token_rows(rows: Sequence[Row], lines: int, column: str) -> TokenRows:
+    import pyarrow as pa  # noqa: PLC0415
+
+    lists = pa.array([row.value for row in rows], pa.large_list(pa.int64()))
+    return TokenRows(
+        pa.RecordBatch.from_arrays([lists], [column]),
+        np.array([row.place for row in rows], np.int64),
+        bytes=np.array([row.byte for row in rows], np.int64),
+        lines=lines,
+    )
+
+
+@functools.cache
+def text_decoder(key: str) -> Callable[[str], list[str] | None]:
+    """Return a function that extracts the text, or the list of texts, from a JSON line.
+
+    Other fields are skipped, not decoded. Lines that the strict parser refuses are parsed by
+    Python's, which Megatron uses: it accepts NaN and lone surrogates.
+    """
+    kind = TypedDict("Line", {key: str | list[str]})  # type: ignore[misc]  # known at run time
+    decode = msgspec.json.Decoder(kind).decode
+
+    def texts_of(content: str) -> list[str] | None:
+        if not content.strip():
+            return None
+        try:
+            found: Any = decode(content)[key]  # type: ignore[literal-required]
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            found = _decode_leniently(content, key, error)
+        return found if isinstance(found, list) else [found]
+
+    return texts_of
+
+
+def _decode_leniently(content: str, key: str, error: Exception) -> Any:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        raise ValueError(_not_json(content, error)) from error
+    if not isinstance(document, dict):
+        raise ValueError(f"expected an object with a field {key!r}; {JSON_LINES}") from error
+    if key not in document:
+        names = ", ".join(map(repr, list(document)[:MOST_FIELDS])) or "none"
+        raise ValueError(
+            f"expected an object with a field {key!r}; its fields are {names}: name one with "
+            "--text-key"
+        ) from error
+    found = document[key]
+    texts = found if isinstance(found, list) else [found]
+    wrong = [JSON_KINDS[type(text)] for text in texts if not isinstance(text, str)]
+    if wrong:
+        inside = "a list with " if isinstance(found, list) else ""
+        raise ValueError(
+            f"field {key!r} is {inside}{wrong[0]}, expected a text or a list of texts; --on-error "
+            "skip leaves such rows out"
+        ) from error
+    return found
+
+
+def _not_json(content: str, error: Exception) -> str:
+    """Return why a line is no JSON, or that it is not a JSON line."""
+    return f"{error}; {JSON_LINES}" if content.lstrip()[:1] in ("[", "{", "]", "}") else str(error)
+
+
+@functools.cache
+def ids_decoder(column: str) -> Callable[[str], list[int] | None]:
+    """Return a function that extracts the list of ids from a JSON line."""
+    kind = TypedDict("Line", {column: list[int]})  # type: ignore[misc]  # known at run time
+    decode = msgspec.json.Decoder(kind).decode
+
+    def ids_of(content: str) -> list[int] | None:
+        if not content.strip():
+            return None
+        try:
+            found: list[int] = decode(content)[column]  # type: ignore[literal-required]
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            found = _ids_leniently(content, column, error)
+        if found and not -(1 << 63) <= min(found) <= max(found) < 1 << 63:
+            raise ValueError("has a token beyond 64 bits")
+        return found
+
+    return ids_of
+
+
+def _ids_leniently(content: str, column: str, error: Exception) -> list[int]:
+    """Return the ids of a line; Python's parser accepts NaN and lone surrogates in other fields."""
+    with contextlib.suppress(ValueError, RecursionError):
+        document: Any = json.loads(content)
+        ids = document.get(column) if isinstance(document, dict) else None
+        if isinstance(ids, list) and all(type(token) is int for token in ids):
+            return ids
+    raise ValueError(
+        f"{error}; expected JSON lines, each an object with a list of ids in field {column!r}"
+    ) from error
