@@ -241,7 +241,7 @@ def test_each_line_of_ids_has_its_own_byte(tmp_path: Path) -> None:
     lines.insert(2, "")
     path.write_text("\n".join(lines) + "\n")
     run([path], tmp_path / "out", vocabulary=10, on_error="skip", column="input_ids")
-    receipt = read_receipt(str(tmp_path / "out"))
+    receipt = read_receipt(str(tmp_path / "out.receipt.json"))
     places = [(entry.line, entry.byte) for entry in receipt.skipped]
     starts = [sum(len(line) + 1 for line in lines[:number]) for number in (3, 5)]
     assert places == [(4, starts[0]), (6, starts[1])]

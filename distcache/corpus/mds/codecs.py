@@ -145,7 +145,7 @@ def unpack(codec: str, source: _Source, size: int, path: str) -> Iterator[NDArra
         raise CorpusError(f"{path}: decompresses to {more}{size} that the index says")
 
 
-def _pieces(codec: str, source: _Source, size: int | None) -> Iterator[Buffer]:
+def _pieces(codec: str, source: _Source, size: int) -> Iterator[Buffer]:
     if codec in WHOLE:
         return _whole(codec, source, size)
     streams = {"zstd": _zstd, "gz": _gzip, "bz2": _bzip2}
@@ -198,17 +198,12 @@ def _bzip2(source: _Source) -> Iterator[Buffer]:
             decoder = bz2.BZ2Decompressor()
 
 
-def _whole(codec: str, source: _Source, size: int | None) -> Iterator[Buffer]:
+def _whole(codec: str, source: _Source, size: int) -> Iterator[Buffer]:
     import cramjam  # noqa: PLC0415
 
     data = bytearray()
     while piece := source.read(READ):
         data += piece
-    if size is None:
-        unpacked = cramjam.brotli if codec == "br" else cramjam.snappy
-        raw = unpacked.decompress if codec == "br" else unpacked.decompress_raw
-        yield bytes(raw(bytes(data)))
-        return
     if codec == "snappy" and cramjam.snappy.decompress_raw_len(data) != size:
         raise ValueError("its length is not the one that the index says")
     room: Any = np.empty(size + 1, np.uint8)  # one byte more: what is too long does not fit exactly
