@@ -25,6 +25,7 @@ EXTRA_OF: Final = {
     "zstandard": "mds",
     "cramjam": "mds",
     "obstore": "s3",
+    "botocore": "s3",
     "plotly": "report",
 }
 """The extra of each library that distcache imports only when it is used."""

@@ -7,14 +7,11 @@ them, and a text that says where they are from.
 from __future__ import annotations
 
 import base64
-import configparser
 import functools
 import hashlib
 import json
 import os
 import re
-import shlex
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,10 +20,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from distcache.errors import ConfigError
+from distcache.extras import needing
 from distcache.storage.url import Address
+from distcache.storage.watchdog import Stalled, run_with_watchdog
 
 REREAD: Final = timedelta(minutes=5)  # files of credentials, which others may renew
-PATIENCE: Final = 60.0  # seconds for a process that returns credentials
+PATIENCE: Final = 60.0  # seconds for a program or a server that gives credentials
 KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 SESSION_VARIABLES: Final = ("AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION", "AWS_SECURITY_TOKEN")
 ACCOUNT_BITS: Final = 0x7FFFFFFFFF80
@@ -38,15 +37,14 @@ MACHINE_VARIABLES: Final = (
 )
 ENDPOINT: Final = re.compile(r"https?://[A-Za-z0-9._\[\]:-]+(/[A-Za-z0-9._~/-]*)?")
 VISIBLE: Final = re.compile(r"[\x21-\x7e]*")
-PROCESS_ERRORS: Final = (
-    OSError,
-    subprocess.SubprocessError,
-    ValueError,
-    KeyError,
-    AttributeError,
-    TypeError,
+PROFILE_CREDENTIALS: Final = (
+    "aws_access_key_id",
+    "credential_process",
+    "credential_source",
+    "role_arn",
+    "sso_session",
+    "sso_start_url",
 )
-NEEDING_BOTO3: Final = ("sso_session", "sso_start_url", "role_arn", "credential_source")
 
 Credentials = Callable[[], dict[str, Any]]
 """Returns ``access_key_id``, ``secret_access_key``, ``token`` and ``expires_at``."""
@@ -178,13 +176,9 @@ def _credentials(
     named = environment.get("AWS_PROFILE")
     if all(environment.get(name) for name in KEYS):
         return "AWS_ACCESS_KEY_ID of the environment", None
-    label = f"profile {named or 'default'!r} of ~/.aws"
-    if profile.get("aws_access_key_id") and profile.get("aws_secret_access_key"):
-        return label, functools.partial(_from_files, environment)
-    if command := profile.get("credential_process"):
-        return f"credential_process of {label}", functools.partial(_from_process, command)
-    if any(profile.get(name) for name in NEEDING_BOTO3):
-        return label, _from_boto3(named)
+    if given := next((name for name in PROFILE_CREDENTIALS if profile.get(name)), None):
+        label = f"{given} of profile {named or 'default'!r} of ~/.aws"
+        return label, functools.partial(_of_profile, environment, label)
     if named:
         raise ConfigError(f"AWS_PROFILE={named}: has no credentials in ~/.aws")
     if any(environment.get(name) for name in MACHINE_VARIABLES):
@@ -200,80 +194,65 @@ def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
     ConfigError
         If a profile is named that does not exist, or a file is not of this form.
     """
-    home = Path(environment.get("HOME", "~")).expanduser() / ".aws"
-    name = environment.get("AWS_PROFILE") or "default"
-    config = environment.get("AWS_CONFIG_FILE") or str(home / "config")
-    shared = environment.get("AWS_SHARED_CREDENTIALS_FILE") or str(home / "credentials")
-    section = name if name == "default" else f"profile {name}"
-    found = [_read_section(config, section), _read_section(shared, name)]
-    has_keys = all(environment.get(key) for key in KEYS)
-    if environment.get("AWS_PROFILE") and found == [None, None] and not has_keys:
-        raise ConfigError(f"AWS_PROFILE={name}: there is no such profile in {config} or {shared}")
-    return {key: value for fields in found if fields for key, value in fields.items()}
-
-
-def _read_section(path: str, section: str) -> dict[str, str] | None:
-    parser = configparser.RawConfigParser()
+    files = _files(environment)
+    named = environment.get("AWS_PROFILE")
+    if not any(map(os.path.exists, files)) and not named:
+        return {}
     try:
-        parser.read(path, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError) as error:
-        # The parser's own words quote the line, which may hold a secret.
+        with needing("profiles of ~/.aws"):
+            found: dict[str, str] = _session(environment).get_scoped_config()
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  botocore's have no common base
+        if type(error).__name__ == "ProfileNotFound":
+            if not named or all(environment.get(key) for key in KEYS):
+                return {}
+            raise ConfigError(
+                f"AWS_PROFILE={named}: there is no such profile in {' or '.join(files)}"
+            ) from None
+        # Its own words quote the line, which may hold a secret.
         kind = type(error).__name__
-        raise ConfigError(f"{path}: is not a file of AWS profiles ({kind})") from None
-    return dict(parser[section]) if parser.has_section(section) else None
+        raise ConfigError(f"{' or '.join(files)}: is not a file of AWS profiles ({kind})") from None
+    return found
 
 
-def _from_files(environment: Mapping[str, str]) -> dict[str, Any]:
-    profile = _read_profile(environment)
-    lacking = [name for name in map(str.lower, KEYS) if not profile.get(name)]
-    if lacking:
-        raise ConfigError(f"the profile of ~/.aws has no {' and no '.join(lacking)} any more")
+def _files(environment: Mapping[str, str]) -> tuple[str, str]:
+    home = Path(environment.get("HOME", "~")).expanduser() / ".aws"
+    return (
+        environment.get("AWS_CONFIG_FILE") or str(home / "config"),
+        environment.get("AWS_SHARED_CREDENTIALS_FILE") or str(home / "credentials"),
+    )
+
+
+def _session(environment: Mapping[str, str]) -> Any:
+    """Return a session of the profile, which reads the files that are there now."""
+    from botocore.session import Session  # noqa: PLC0415  takes a tenth of a second
+
+    session = Session(profile=environment.get("AWS_PROFILE") or "default")
+    for variable, path in zip(
+        ("config_file", "credentials_file"), _files(environment), strict=True
+    ):
+        session.set_config_variable(variable, path)
+    return session
+
+
+def _of_profile(environment: Mapping[str, str], label: str) -> dict[str, Any]:
+    """Return the credentials of a profile: its keys, or those of a process, a role or a login."""
+
+    def ask() -> Any:
+        return _session(environment).get_credentials().get_frozen_credentials()
+
+    try:
+        found = run_with_watchdog(ask, PATIENCE, label)
+    except Stalled:
+        raise
+    except Exception as error:  # noqa: BLE001  botocore's have no common base
+        # Neither files nor what a process writes are shown: they may hold secrets.
+        kind = type(error).__name__
+        raise ConfigError(f"{label}: gives no credentials ({kind})") from None
     return {
-        "access_key_id": profile["aws_access_key_id"],
-        "secret_access_key": profile["aws_secret_access_key"],
-        "token": profile.get("aws_session_token"),
+        "access_key_id": found.access_key,
+        "secret_access_key": found.secret_key,
+        "token": found.token,
         "expires_at": datetime.now(UTC) + REREAD,
     }
-
-
-def _from_process(command: str) -> dict[str, Any]:
-    """Run the program of a profile, which writes credentials as JSON; no shell is started."""
-    name = command.split(maxsplit=1)[0]
-    try:
-        words = shlex.split(command)
-        done = subprocess.run(words, capture_output=True, timeout=PATIENCE, check=True)
-        found = json.loads(done.stdout)
-        expires = found.get("Expiration")
-        return {
-            "access_key_id": found["AccessKeyId"],
-            "secret_access_key": found["SecretAccessKey"],
-            "token": found.get("SessionToken"),
-            "expires_at": _time_of(expires) if expires else datetime.now(UTC) + REREAD,
-        }
-    except PROCESS_ERRORS as error:
-        # Neither its output nor the whole command are shown: they may hold secrets.
-        kind = type(error).__name__
-        raise ConfigError(f"credential_process {name}: returned no credentials ({kind})") from None
-
-
-def _time_of(text: str) -> datetime:
-    """Return a time, which is UTC if it does not say."""
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-
-
-def _from_boto3(profile: str | None) -> Credentials:
-    try:
-        from boto3 import Session  # noqa: PLC0415
-        from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"profile {profile or 'default'!r} of ~/.aws: needs boto3 for its single sign-on or "
-            "role; pip install boto3"
-        ) from error
-    try:
-        provider: Any = Boto3CredentialProvider(Session(profile_name=profile))
-    except Exception as error:  # noqa: BLE001  botocore's have no common base
-        kind = type(error).__name__
-        raise ConfigError(f"profile {profile or 'default'!r} of ~/.aws: {kind}") from None
-    return provider  # type: ignore[no-any-return]
