@@ -162,7 +162,6 @@ class Section:
         extra_token: bool,
         shards: NDArray[np.int64] | None = None,
     ) -> None: ...
-    def parts(self, sample: int) -> list[tuple[int, int]]: ...
 
 class SampleRules:
     def __init__(
@@ -184,9 +183,6 @@ def read_samples(
     longest: NDArray[np.int32] | None = None,
     begins: NDArray[np.int64] | None = None,
 ) -> tuple[int, int, int, int]: ...
-def find_shards(
-    sections: list[Section], samples: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
 def find_ranges(
     sections: list[Section], samples: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]: ...

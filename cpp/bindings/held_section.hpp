@@ -58,17 +58,6 @@ struct HeldSection {
                  unaligned<std::int32_t>(lengths, "lengths"),
                  unaligned<std::int64_t>(offsets, "offsets"), type, extra_token ? 1 : 0, bases}};
     }
-
-    [[nodiscard]] std::vector<std::pair<std::int64_t, std::int64_t>> parts(
-        std::int64_t sample) const {
-        std::vector<Part> found;
-        find_parts(section, sample, found);
-        std::vector<std::pair<std::int64_t, std::int64_t>> pairs;
-        for (const Part& part : found) {
-            pairs.emplace_back(part.begin, part.tokens);
-        }
-        return pairs;
-    }
 };
 
 }  // namespace distcache::bindings

@@ -96,37 +96,7 @@ private:
     std::span<const std::int64_t> begins_;
 };
 
-// For each sample the shards of its parts; -1 for a part without tokens, or if there are none.
-std::pair<py::array_t<std::int64_t>, py::array_t<std::int64_t>> find_shards(
-    const std::vector<const HeldSection*>& sections, const py::array& samples) {
-    const auto sample_span = input<std::int64_t>(samples, "samples");
-    if (sections.size() != sample_span.size()) {
-        throw py::value_error("there must be a section for each sample");
-    }
-    std::vector<std::int64_t> shards;
-    std::vector<std::int64_t> begins{0};
-    {
-        const py::gil_scoped_release release;
-        std::vector<Part> parts;
-        for (std::size_t i = 0; i < sections.size(); ++i) {
-            const Section& section = sections[i]->section;
-            if (section.shards.empty()) {
-                shards.push_back(-1);
-            } else {
-                parts.clear();
-                find_parts(section, sample_span[i], parts);
-                for (const Part& part : parts) {
-                    shards.push_back(part.tokens == 0 ? -1 : shard_of(section, part.begin));
-                }
-            }
-            begins.push_back(static_cast<std::int64_t>(shards.size()));
-        }
-    }
-    return {py::array_t<std::int64_t>(static_cast<py::ssize_t>(shards.size()), shards.data()),
-            py::array_t<std::int64_t>(static_cast<py::ssize_t>(begins.size()), begins.data())};
-}
-
-// For each sample the bytes of its parts in the `.bin`, but for those without tokens.
+// For each sample the bytes of its parts in the `.bin`.
 std::tuple<py::array_t<std::int64_t>, py::array_t<std::int64_t>, py::array_t<std::int64_t>>
 find_ranges(const std::vector<const HeldSection*>& sections, const py::array& samples) {
     const auto sample_span = input<std::int64_t>(samples, "samples");
@@ -135,7 +105,7 @@ find_ranges(const std::vector<const HeldSection*>& sections, const py::array& sa
     }
     std::vector<std::int64_t> begins;
     std::vector<std::int64_t> sizes;
-    std::vector<std::int64_t> ends;
+    std::vector<std::int64_t> bounds{0};
     {
         const py::gil_scoped_release release;
         std::vector<Part> parts;
@@ -144,18 +114,16 @@ find_ranges(const std::vector<const HeldSection*>& sections, const py::array& sa
             parts.clear();
             find_parts(section, sample_span[i], parts);
             for (const Part& part : parts) {
-                if (part.tokens > 0) {
-                    begins.push_back(part.begin);
-                    sizes.push_back(part.tokens * token_size(section.type));
-                }
+                begins.push_back(part.begin);
+                sizes.push_back(part.tokens * token_size(section.type));
             }
-            ends.push_back(static_cast<std::int64_t>(begins.size()));
+            bounds.push_back(static_cast<std::int64_t>(begins.size()));
         }
     }
     const auto array = [](const std::vector<std::int64_t>& values) {
         return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
     };
-    return {array(begins), array(sizes), array(ends)};
+    return {array(begins), array(sizes), array(bounds)};
 }
 
 std::tuple<std::int64_t, int, std::int64_t, std::int64_t> read_samples(
@@ -213,15 +181,7 @@ shards : ndarray of int64, or None
 )doc")
         .def(py::init(&HeldSection::make), py::arg("document_index"), py::arg("sample_index"),
              py::arg("shuffle_index"), py::arg("lengths"), py::arg("offsets"), py::arg("type_code"),
-             py::arg("extra_token"), py::arg("shards") = py::none())
-        .def("parts", &HeldSection::parts, py::arg("sample"), R"doc(
-Return the parts of a sample as pairs (byte of the `.bin`, tokens), as ``GPTDataset`` reads them.
-
-Raises
-------
-IndexError
-    If the arrays point outside of one another.
-)doc");
+             py::arg("extra_token"), py::arg("shards") = py::none());
     py::class_<SampleRules>(module, "SampleRules", R"doc(
 How samples are made of tokens.
 
@@ -238,28 +198,6 @@ reset_positions : bool
         .def(py::init<std::int64_t, std::int64_t, bool, bool>(), py::arg("pad"),
              py::arg("end_of_document"), py::arg("mask_end_of_document"),
              py::arg("reset_positions"));
-    module.def("find_shards", &find_shards, py::arg("sections"), py::arg("samples"), R"doc(
-Find the shards in which the parts of samples lie.
-
-Parameters
-----------
-sections : list of Section
-    One for each sample.
-samples : ndarray of int64, shape (samples,)
-
-Returns
--------
-shards : ndarray of int64, shape (parts,)
-    Of each part of each sample; -1 for a part without tokens, and once for a sample of a section
-    without shards.
-begins : ndarray of int64, shape (samples + 1,)
-    Where those of each sample begin, then their number.
-
-Raises
-------
-IndexError
-    As `Section.parts`, or if a part lies before the first shard.
-)doc");
     module.def("find_ranges", &find_ranges, py::arg("sections"), py::arg("samples"), R"doc(
 Find the bytes of samples in the `.bin` files of their corpora.
 
@@ -272,14 +210,14 @@ samples : ndarray of int64, shape (samples,)
 Returns
 -------
 begins, sizes : ndarray of int64, shape (parts,)
-    First byte and bytes of each part of each sample; a part without tokens is left out.
-ends : ndarray of int64, shape (samples,)
-    Number of parts up to the end of each sample.
+    First byte and bytes of each part of each sample.
+bounds : ndarray of int64, shape (samples + 1,)
+    The first part of each sample, then their number.
 
 Raises
 ------
 IndexError
-    As `Section.parts`.
+    If the arrays point outside of one another.
 )doc");
     module.def("read_samples", &read_samples, py::arg("sections"), py::arg("samples"),
                py::arg("descriptors"), py::arg("first"), py::arg("rules"), py::arg("tokens"),
@@ -294,7 +232,7 @@ sections : list of Section
     One for each sample.
 samples : ndarray of int64, shape (samples,)
 descriptors : ndarray of int32, shape (samples,) or (parts,)
-    Of the `.bin` files; with `begins`, of the shards of all parts, as `find_shards` has them.
+    Of the `.bin` files; with `begins`, of all parts, as `find_ranges` has them.
 first : int
     The first row to fill.
 rules : SampleRules

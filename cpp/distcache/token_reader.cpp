@@ -51,21 +51,19 @@ struct WidenAs {
 
 void TokenReader::locate(const Section& section, std::span<const Part> parts,
                          Descriptors descriptors) {
-    require(descriptors.size() == (section.shards.empty() ? 1 : parts.size()),
+    const bool whole = section.shards.empty() && descriptors.size() == 1;  // one file has all parts
+    require(whole || descriptors.size() == parts.size(),
             "the open files are not those of the sample's parts");
     places_.clear();
     const std::int64_t token_bytes = token_size(section.type);
     for (std::size_t k = 0; k < parts.size(); ++k) {
         const std::int64_t begin = parts[k].begin;
         const std::int64_t size = parts[k].tokens * token_bytes;
-        if (section.shards.empty()) {
-            places_.push_back({descriptors[0], begin, size});
-        } else {
-            const std::int64_t base =
-                size == 0 ? begin
-                          : section.shards[static_cast<std::size_t>(shard_of(section, begin))];
-            places_.push_back({descriptors[k], begin - base, size});
+        std::int64_t base = 0;
+        if (!section.shards.empty() && size > 0) {
+            base = section.shards[static_cast<std::size_t>(shard_of(section, begin))];
         }
+        places_.push_back({descriptors[whole ? 0 : k], begin - base, size});
     }
 }
 

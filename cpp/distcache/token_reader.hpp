@@ -19,8 +19,7 @@ struct ReadOutcome {
     std::size_t part = 0;     ///< the part of the sample that could not be read
 };
 
-/// Open files with the tokens of a sample: the `.bin`, or for a section of shards one for each
-/// part.
+/// Open files with the tokens of a sample: one for each part, or the `.bin` with all of them.
 using Descriptors = std::span<const std::int32_t>;
 
 /// Reads the tokens of parts from files, with buffers that are kept from one sample to the next.

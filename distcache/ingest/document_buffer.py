@@ -147,7 +147,7 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
         Parameters
         ----------
         tokens, lengths : ndarray
-            As of `append`.
+            Tokens, and tokens of each sequence, as of `append`.
         counts : ndarray of int64, shape (rows,)
             Sequences of each row.
         places : ndarray of int64, shape (rows,)

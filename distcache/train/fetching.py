@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus.mds.shard_table import shards_at
 from distcache.node.ahead.client import FetchClient
-from distcache.node.ahead.protocol import Source
-from distcache.storage.files import read_range
-from distcache.train.token_files import TokenPlaces
+from distcache.node.ahead.protocol import MOST_DESCRIPTORS, Source
+from distcache.train.token_places import Located
 
 MOST_ENDED: Final = 256  # readings
 Reading = tuple[int, int]
@@ -34,46 +32,21 @@ def no_ranges(samples: int) -> FetchedRanges:
     return FetchedRanges([], np.empty((0, 3), np.int64), np.zeros(samples, np.int64))
 
 
-def ranges_at(
-    places: Sequence[TokenPlaces],
-    begins: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> FetchedRanges:
-    """Return what the fetcher has to read of ranges of `.bin` files.
-
-    Parameters
-    ----------
-    places : sequence of TokenPlaces
-        Places of the tokens of each sample's corpus.
-    begins, sizes : ndarray of int64, shape (ranges,)
-        First byte in the `.bin`, and bytes.
-    ends : ndarray of int64, shape (samples,)
-        Number of ranges up to the end of each sample.
-    """
-    numbers: dict[Source, int] = {}
-    sample_of = np.repeat(np.arange(len(places)), np.diff(ends, prepend=0))
-    alone = [
-        -1
-        if known.begins is not None or (source := known.fetched(0)) is None
-        else numbers.setdefault(source, len(numbers))
-        for known in places
-    ]
-    owner, first = np.array(alone, np.int64)[sample_of], begins.copy()
-    for known in {known for known in places if known.are_fetched}:
-        if known.begins is None:
-            continue
-        own = np.array([other is known for other in places])[sample_of]
-        files = shards_at(known.begins, begins[own])
-        first[own] -= known.begins[files]
-        used, which = np.unique(files, return_inverse=True)
-        sources = [known.fetched(file) for file in used.tolist()]
-        of_file = [-1 if s is None else numbers.setdefault(s, len(numbers)) for s in sources]
-        owner[own] = np.array(of_file, np.int64)[which]
-    chosen = owner >= 0
-    ranges = np.column_stack((owner, first, sizes))[chosen]
+def fetched_ranges(where: Located) -> FetchedRanges:
+    """Return what the fetcher has to read of samples."""
+    own = [number for number, source in enumerate(where.sources) if source is not None]
+    if not own:
+        return no_ranges(len(where.bounds) - 1)
+    owners = np.full(len(where.sources) + 1, -1)  # the last one, -1, for parts without bytes
+    owners[own] = np.arange(len(own))
+    owner = owners[where.numbers]
+    chosen = (owner >= 0) & (where.sizes > 0)
     counts = np.concatenate(([0], np.cumsum(chosen)))
-    return FetchedRanges(list(numbers), ranges, counts[ends])
+    return FetchedRanges(
+        [source for source in where.sources if source is not None],
+        np.column_stack((owner, where.begins, where.sizes))[chosen],
+        counts[where.bounds[1:]],
+    )
 
 
 class Fetching:
@@ -96,13 +69,16 @@ class Fetching:
         Parameters
         ----------
         found : FetchedRanges
-            Ranges that are read, of at most `MOST_DESCRIPTORS` sources.
+            Ranges that are read.
         """
-        if self._client is None or not len(found.ranges):
-            yield {}
-            return
-        files = self._client.read(found.sources, found.ranges, self._take_ended())
+        files: dict[Source, int] = {}
         try:
+            if self._client is not None and len(found.ranges):
+                for first in range(0, len(found.sources), MOST_DESCRIPTORS):
+                    sources = found.sources[first : first + MOST_DESCRIPTORS]
+                    owner = found.ranges[:, 0]
+                    own = found.ranges[(owner >= first) & (owner < first + len(sources))]
+                    files |= self._client.read(sources, own - (first, 0, 0), self._take_ended())
             yield files
         finally:
             for descriptor in files.values():
@@ -117,11 +93,3 @@ class Fetching:
     def _take_ended(self) -> list[Reading]:
         ended, self._ended = self._ended, []
         return ended
-
-    def read(self, source: Source, begin: int, size: int) -> bytes:
-        """Return bytes of one source."""
-        found = FetchedRanges(
-            [source], np.array([[0, begin, size]], np.int64), np.ones(1, np.int64)
-        )
-        with self.open(found) as files:
-            return read_range(files[source], begin, begin + size)

@@ -40,7 +40,7 @@ from distcache.node.records import (
 )
 from distcache.node.store import Store, cache_name, existing_store, local_directory
 from distcache.storage.url import is_url, located
-from distcache.train.token_files import TokenPlaces, find_tokens
+from distcache.train.token_places import TokenPlaces, find_tokens
 
 
 class CacheHandle(msgspec.Struct, frozen=True):

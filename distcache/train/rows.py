@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus.mds.index_json import Columns, columns_from
 from distcache.corpus.mds.row import Row
-from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
-from distcache.node.ahead.protocol import MOST_DESCRIPTORS, Source
+from distcache.node.ahead.protocol import Source
 from distcache.storage.files import read_range
-from distcache.train.fetching import FetchedRanges, Fetching
+from distcache.train.fetching import FetchedRanges, Fetching, fetched_ranges
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.split import OpenSplit, SplitDataset, position_of
-from distcache.train.token_files import File, TokenFiles
+from distcache.train.token_files import FILES_PER_READER, TokenFiles
+from distcache.train.token_places import Located, cut_by_files, locate
 
 
 class RowDataset(SplitDataset["RowReader"]):
@@ -87,38 +87,6 @@ class RowDataset(SplitDataset["RowReader"]):
         return int(here.split.look_up(position)[0][0])
 
 
-class _RowPlace(NamedTuple):
-    """Where a row is: bytes of a file, which may be what the node's fetcher reads."""
-
-    file: File
-    begin: int
-    size: int
-    columns: Columns
-    fetched: Source | None
-
-
-def _ranges_of(places: Sequence[_RowPlace]) -> FetchedRanges:
-    """Return what the fetcher has to read of rows."""
-    numbers: dict[Source, int] = {}
-    ranges = [
-        (numbers.setdefault(place.fetched, len(numbers)), place.begin, place.size)
-        for place in places
-        if place.fetched is not None
-    ]
-    ends = np.cumsum([place.fetched is not None for place in places], dtype=np.int64)
-    return FetchedRanges(list(numbers), np.array(ranges, np.int64).reshape(-1, 3), ends)
-
-
-def _contents(places: Sequence[_RowPlace], files: Mapping[Source, int]) -> list[bytes | None]:
-    """Return the bytes of the rows that are in fetched files; None for the others."""
-    return [
-        None
-        if place.fetched is None
-        else read_range(files[place.fetched], place.begin, place.begin + place.size)
-        for place in places
-    ]
-
-
 class RowReader:
     """Reads the samples of a split of rows; recreated after a fork.
 
@@ -154,61 +122,64 @@ class RowReader:
             Stream, and number in it, of announced readings that are over after this.
         """
         with self._lock:
-            places = self._places(*self.split.look_up(positions))
-            contents = self._fetch(places, readings)
-            for place, content in zip(places, contents, strict=True):
-                if content is None:
-                    self._tokens.announce(place.file, place.begin, place.size)
-            return [
-                Row(
-                    place.columns,
-                    self._tokens.read(place.file, place.begin, place.size)
-                    if content is None
-                    else content,
-                    f"{place.file[0]}: byte {place.begin}",
-                )
-                for place, content in zip(places, contents, strict=True)
-            ]
+            where, columns = self._locate(*self.split.look_up(positions))
+            found: list[Row] = []
+            for rows, part in cut_by_files(where, FILES_PER_READER):
+                with self._fetching.open(fetched_ranges(part)) as fetched:
+                    found += map(Row, columns[rows], *self._read(part, fetched))
+            self._fetching.end(readings)
+            return found
 
     def fetched_ranges(
         self, members: NDArray[np.int16], samples: NDArray[np.int64]
     ) -> FetchedRanges:
         """Return what the node's fetcher has to read of rows."""
         with self._lock:
-            return _ranges_of(self._places(members, samples))
+            return fetched_ranges(self._locate(members, samples)[0])
 
-    def _places(self, members: NDArray[np.int16], samples: NDArray[np.int64]) -> list[_RowPlace]:
-        pairs = zip(members.tolist(), samples.tolist(), strict=True)
-        return [self._place(member, sample) for member, sample in pairs]
+    def _read(self, where: Located, fetched: Mapping[Source, int]) -> tuple[list[bytes], list[str]]:
+        """Return the bytes of rows, and for messages where they are."""
+        places = [
+            (where.files[number], where.sources[number], begin, size)
+            for number, begin, size in zip(
+                where.numbers.tolist(), where.begins.tolist(), where.sizes.tolist(), strict=True
+            )
+        ]
+        for file, source, begin, size in places:
+            if source is None:
+                self._tokens.announce(file, begin, size)
+        contents = [
+            self._tokens.read(file, begin, size)
+            if source is None
+            else read_range(fetched[source], begin, begin + size)
+            for file, source, begin, size in places
+        ]
+        return contents, [f"{file[0]}: byte {begin}" for file, _, begin, _ in places]
 
-    def _fetch(
-        self, places: Sequence[_RowPlace], readings: Sequence[tuple[int, int]]
-    ) -> list[bytes | None]:
-        """Return the bytes of the rows that the node's fetcher reads; None for the others."""
-        found: list[bytes | None] = []
-        for begin in range(0, len(places), MOST_DESCRIPTORS):
-            part = places[begin : begin + MOST_DESCRIPTORS]
-            with self._fetching.open(_ranges_of(part)) as files:
-                found += _contents(part, files)
-        self._fetching.end(readings)
-        return found
-
-    def _place(self, number: int, sample: int) -> _RowPlace:
-        """Return where a row is."""
-        order, columns = self._table(number)
-        _, _, idx, places = self.split.member(number)
-        if not 0 <= sample < len(order):
-            raise CacheCorrupt(f"{self.split.files.cache.path}: has no sample {sample}")
-        row = int(order[sample])
-        if not 0 <= row < len(idx.lengths):
-            raise CacheCorrupt(f"{self.split.files.cache.path}: has a row {row}, beyond its corpus")
-        begin, size, shard = int(idx.offsets[row]), int(idx.lengths[row]), 0
-        if places.begins is not None:
-            shard = int(shards_at(places.begins, begin))
-            begin -= int(places.begins[shard])
-        if begin < 0 or size < 0 or shard < 0:
-            raise CorpusError(f"{idx.path}: row {row} is outside of its shards")
-        return _RowPlace(places.files[shard], begin, size, columns, places.fetched(shard))
+    def _locate(
+        self, members: NDArray[np.int16], samples: NDArray[np.int64]
+    ) -> tuple[Located, list[Columns]]:
+        """Return where rows are, and their columns."""
+        path = self.split.files.cache.path
+        places, begins, sizes, all_columns = [], [], [], []
+        for number, sample in zip(members.tolist(), samples.tolist(), strict=True):
+            order, columns = self._table(number)
+            _, _, idx, known = self.split.member(number)
+            if not 0 <= sample < len(order):
+                raise CacheCorrupt(f"{path}: has no sample {sample}")
+            row = int(order[sample])
+            if not 0 <= row < len(idx.lengths):
+                raise CacheCorrupt(f"{path}: has a row {row}, beyond its corpus")
+            begin, size = int(idx.offsets[row]), int(idx.lengths[row])
+            if begin < 0 or size <= 0 or (known.begins is not None and begin < known.begins[0]):
+                raise CorpusError(f"{idx.path}: row {row} is outside of its shards")
+            places.append(known)
+            begins.append(begin)
+            sizes.append(size)
+            all_columns.append(columns)
+        bounds = np.arange(len(places) + 1)
+        where = locate(places, np.array(begins, np.int64), np.array(sizes, np.int64), bounds)
+        return where, all_columns
 
     def _table(self, number: int) -> tuple[NDArray[np.int32], Columns]:
         """Return the order of the rows of a corpus, and its columns."""

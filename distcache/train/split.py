@@ -18,7 +18,7 @@ from distcache.node.ahead.protocol import Source
 from distcache.plan.identity import growth_key
 from distcache.train.fetching import FetchedRanges
 from distcache.train.open_files import CacheHandle, OpenFiles
-from distcache.train.token_files import TokenPlaces
+from distcache.train.token_places import TokenPlaces
 
 
 class OpenMember(NamedTuple):

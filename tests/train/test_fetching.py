@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.node.ahead.protocol import Source
+from distcache.node.ahead.protocol import MOST_DESCRIPTORS, Source
 from distcache.storage.files import FileVersion, read_range, write_range
 from distcache.train.fetching import MOST_ENDED, FetchedRanges, Fetching, no_ranges
 
@@ -65,6 +65,13 @@ def read(fetching: Fetching, found: FetchedRanges) -> list[bytes]:
         return [read_range(files[source], 10, 15) for source in found.sources]
 
 
+def test_more_sources_than_a_message_has_room_for(fetching: Fetching, client: Client) -> None:
+    """They are asked for in several messages."""
+    sources = [shard(number) for number in range(2 * MOST_DESCRIPTORS + 1)]
+    assert read(fetching, ranges_of(*sources)) == [bytes(range(10, 15))] * len(sources)
+    assert client.copied == [source.path for source in sources]
+
+
 def test_files_are_closed(fetching: Fetching, client: Client) -> None:
     """All ranges are asked for in one message, and their files live as long as the block."""
     before = len(os.listdir("/proc/self/fd"))
@@ -73,7 +80,6 @@ def test_files_are_closed(fetching: Fetching, client: Client) -> None:
     with pytest.raises(RuntimeError), fetching.open(ranges_of(shard(1))):
         raise RuntimeError
     assert len(os.listdir("/proc/self/fd")) == before
-    assert fetching.read(shard(3), 20, 4) == bytes(range(20, 24))
 
 
 def test_nothing_is_asked_for(client: Client) -> None:

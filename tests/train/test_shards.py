@@ -69,7 +69,7 @@ def test_a_bin_beside_the_table_is_preferred(plain: str, tmp_path: Path) -> None
 def test_samples_in_more_shards_than_may_be_open(
     plain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are put together in memory; batches are cut."""
+    """A sample opens as many as it needs; batches are cut."""
     index(write_tokens(tmp_path / "data", per_shard=1), tmp_path / "mds")
     fields = fields_of(str(tmp_path / "mds")) | {"sequence_length": 2000}
     expected = samples_of(build_here({**fields, "blend": [plain], "samples": None}, tmp_path).path)

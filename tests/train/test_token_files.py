@@ -41,7 +41,10 @@ class Flaky:
         if not self.errors:
             return kernels.read_samples(sections, samples, files, *rest, **more)
         half = len(samples) // 2
-        done = kernels.read_samples(sections[:half], samples[:half], files[:half], *rest, **more)
+        more |= {"begins": more["begins"][: half + 1]}
+        done = kernels.read_samples(
+            sections[:half], samples[:half], files[: more["begins"][-1]], *rest, **more
+        )
         return done[0], self.errors.pop(0), 4096, 0
 
 

@@ -54,14 +54,14 @@ def line_rows(
     limit : int
         Bytes of a line.
     too_long : str
-        What is said of a line that has more.
+        Words about a line that has more.
     decode : callable
         Returns the value of a line, None for a blank one, or raises `ValueError`.
 
     Yields
     ------
     Row
-        In order. If the rest of the piece cannot be read, the last one says so.
+        Rows in order. If the rest of the piece cannot be read, the last one says so.
     """
     place, byte = -1, piece.begin
     if entry.compression:
