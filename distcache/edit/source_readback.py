@@ -17,6 +17,7 @@ from distcache.corpus.receipt import VIEWS, InputReceipt, PieceReceipt, Receipt,
 from distcache.corpus.view_bytes import open_tokens
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.ingest.document_buffer import DocumentBuffer, Memory, PieceFacts
+from distcache.ingest.ingest_work import Reader
 from distcache.ingest.inputs import TextOptions, TokenOptions, find_inputs
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
@@ -25,7 +26,6 @@ from distcache.ingest.readers.text import TextReader
 from distcache.ingest.readers.token_shards import ShardReader
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
-from distcache.ingest.work import Reader
 from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 

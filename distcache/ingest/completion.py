@@ -13,9 +13,9 @@ from distcache.corpus.idx import code_of, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
 from distcache.errors import DistcacheError
 from distcache.ingest.document_buffer import Counts
+from distcache.ingest.ingest_work import Work
 from distcache.ingest.pieces import Segment, reader_of
 from distcache.ingest.token_store import COUNTS, LENGTHS, TokenStore
-from distcache.ingest.work import Work
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds

@@ -19,6 +19,7 @@ from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, rece
 from distcache.errors import ConfigError, CorpusError
 from distcache.extras import needing
 from distcache.ingest.completion import count_intact, make_corpora
+from distcache.ingest.ingest_work import Reader, Work
 from distcache.ingest.inputs import Input, TextOptions, TokenOptions, find_inputs, require_unchanged
 from distcache.ingest.output import Output
 from distcache.ingest.pieces import PieceRecord, make_pieces, owners_of, piece_bytes
@@ -29,7 +30,6 @@ from distcache.ingest.rounds import run_rounds
 from distcache.ingest.token_store import TokenStore
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
-from distcache.ingest.work import Reader, Work
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch

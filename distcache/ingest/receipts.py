@@ -20,10 +20,10 @@ from distcache.corpus.receipt import (
     receipt_of,
 )
 from distcache.ingest.document_buffer import Counts, PieceFacts
+from distcache.ingest.ingest_work import Work, locate
 from distcache.ingest.inputs import Input
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
-from distcache.ingest.work import Work, locate
 
 ENGINE: Final = "gigatoken"  # the one that is faster than the tokenizers' own libraries
 LISTED_PER_RECEIPT: Final = 100_000  # invalid rows whose places a receipt lists; all are counted

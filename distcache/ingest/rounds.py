@@ -19,8 +19,8 @@ import msgspec
 
 from distcache.errors import CorpusError, DistcacheError
 from distcache.ingest.document_buffer import Counts, DocumentBuffer, Memory, PieceFacts, Spool
+from distcache.ingest.ingest_work import Work, locate
 from distcache.ingest.pieces import PieceRecord, Segment, make_rounds, place, segments_of
-from distcache.ingest.work import Work, locate
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress

@@ -21,8 +21,8 @@ class SourceFormat:
     # Pieces of a file: byte ranges, where each line is a row; groups of rows; or the whole file,
     # where rows span lines. `lines` cuts such rows apart without an error.
     cut: Literal["lines", "groups", "no"]
-    texts: str = ""  # function that yields `Row`; empty if the format has no texts
-    # Function that yields `TokenRows`, and a `Row` for an invalid one; of a format with groups of
+    texts: str = ""  # function that yields `InputRow`; empty if the format has no texts
+    # Function that yields `TokenRows`, and a `InputRow` for an invalid one; of a format with groups of
     # rows the one that opens a table. Empty if the format has no token ids.
     tokens: str = ""
     can_be_compressed: bool = False

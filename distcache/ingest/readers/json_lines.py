@@ -13,7 +13,7 @@ import numpy as np
 
 from distcache.ingest.inputs import Input, TextOptions, TokenOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.rows import Row, TokenRows, line_rows
+from distcache.ingest.readers.input_rows import InputRow, TokenRows, line_rows
 from distcache.ingest.readers.text_rows import DECODED, checked, too_long
 
 LONGEST_LINE: Final = 1 << 30  # bytes of a line of ids
@@ -31,7 +31,7 @@ JSON_KINDS: Final = {
 }
 
 
-def json_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
+def json_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[InputRow]:
     """Yield the texts of JSON lines. JSON takes up to six bytes for a byte of a text."""
     limit = 6 * options.longest + DECODED
     decode = text_decoder(options.text_key)
@@ -41,9 +41,9 @@ def json_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator
 
 def json_id_rows(
     entry: Input, piece: InputPiece, options: TokenOptions
-) -> Iterator[TokenRows | Row]:
+) -> Iterator[TokenRows | InputRow]:
     """Yield the lists of ids of JSON lines, many at a time, and the lines that are rejected."""
-    some: list[Row] = []
+    some: list[InputRow] = []
     lines = size = 0
     decode = ids_decoder(options.column)
     for row in line_rows(entry, piece, LONGEST_LINE, f"more than {LONGEST_LINE}", decode):
@@ -59,7 +59,7 @@ def json_id_rows(
     yield _token_rows(some, lines, options.column)
 
 
-def _token_rows(rows: Sequence[Row], lines: int, column: str) -> TokenRows:
+def _token_rows(rows: Sequence[InputRow], lines: int, column: str) -> TokenRows:
     import pyarrow as pa  # noqa: PLC0415
 
     lists = pa.array([row.value for row in rows], pa.large_list(pa.int64()))

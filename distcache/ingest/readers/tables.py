@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from distcache.errors import CorpusError
 from distcache.ingest.inputs import Group, Input, TextOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.rows import Row
+from distcache.ingest.readers.input_rows import InputRow
 from distcache.ingest.readers.text_rows import checked
 from distcache.storage.files import closing_fd, open_regular
 
@@ -219,7 +219,7 @@ def _value(scalar: pa.Scalar) -> Any:
         return error
 
 
-def table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
+def table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[InputRow]:
     """Yield the rows of some groups of a table."""
     with open_table(entry) as table:
         before = 0
@@ -231,14 +231,16 @@ def table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterato
                         yield checked(_value_row(place, value, group, before), options)
                         place += 1
             except ValueError as error:
-                yield Row(place, None, str(error), None, group)
+                yield InputRow(place, None, str(error), None, group)
             before += entry.groups[group].rows
 
 
-def _value_row(place: int, value: Any, group: int, before: int) -> Row:
+def _value_row(place: int, value: Any, group: int, before: int) -> InputRow:
     if isinstance(value, UnicodeDecodeError):
-        return Row(place, None, f"invalid UTF-8 at byte {value.start} of the text", None, group)
+        return InputRow(
+            place, None, f"invalid UTF-8 at byte {value.start} of the text", None, group
+        )
     texts = value if isinstance(value, list) else [value]
     if any(text is None for text in texts):
-        return Row(place, None, "is null, or has a null in it", None, group)
-    return Row(place, texts, None, None, group, before)
+        return InputRow(place, None, "is null, or has a null in it", None, group)
+    return InputRow(place, texts, None, None, group, before)

@@ -18,7 +18,7 @@ from distcache.ingest.document_buffer import DocumentBuffer, Problem
 from distcache.ingest.inputs import Input, TextOptions
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
-from distcache.ingest.readers.rows import Row
+from distcache.ingest.readers.input_rows import InputRow
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, Tokenizer
 from distcache.kernels import narrow_tokens
 
@@ -74,7 +74,7 @@ class TextReader:
         self, entry: Input, piece: InputPiece, buffer: DocumentBuffer, stopped: Callable[[], bool]
     ) -> bool:
         """Add the documents of a piece to a buffer; false if an error or `stopped` ends it."""
-        batch: list[Row] = []
+        batch: list[InputRow] = []
         size = 0
         facts = buffer.facts
         for row in imported(FORMATS[entry.format].texts)(entry, piece, self._options):
@@ -96,13 +96,13 @@ class TextReader:
                 batch, size = [], 0
         return self._flush(batch, buffer)
 
-    def _note(self, row: Row, reason: str, buffer: DocumentBuffer) -> bool:
+    def _note(self, row: InputRow, reason: str, buffer: DocumentBuffer) -> bool:
         """Record an invalid row; false if that ends the ingest."""
         buffer.facts.rows += 1
         buffer.facts.reject([Problem(row.place, reason, row.byte, row.group)])
         return self._options.on_error == "skip"
 
-    def _end_at(self, batch: list[Row], error: EnginesDiffer, buffer: DocumentBuffer) -> bool:
+    def _end_at(self, batch: list[InputRow], error: EnginesDiffer, buffer: DocumentBuffer) -> bool:
         """Record the row with the text in which engines differ, which ends the ingest."""
         texts = np.cumsum([len(self._sentences(row)) for row in batch])
         row = batch[int(np.searchsorted(texts, error.place, side="right"))]
@@ -110,7 +110,7 @@ class TextReader:
         buffer.facts.problems.append(problem)
         return False
 
-    def _flush(self, batch: list[Row], buffer: DocumentBuffer) -> bool:
+    def _flush(self, batch: list[InputRow], buffer: DocumentBuffer) -> bool:
         """Encode rows together, or one by one if that fails."""
         if not batch:
             return True
@@ -125,7 +125,7 @@ class TextReader:
             return all(self._flush([row], buffer) for row in batch)
         return True
 
-    def _append(self, batch: list[Row], buffer: DocumentBuffer) -> None:
+    def _append(self, batch: list[InputRow], buffer: DocumentBuffer) -> None:
         texts = [self._sentences(row) for row in batch]
         encoded = self._encode(list(itertools.chain.from_iterable(texts)))
         limit = limit_of(buffer.dtype, self._tokenizer.facts.vocabulary)
@@ -155,14 +155,14 @@ class TextReader:
         with _large_texts:
             return self._tokenizer.encode(texts)
 
-    def _sentences(self, row: Row) -> list[str]:
+    def _sentences(self, row: InputRow) -> list[str]:
         texts = row.value or []
         if self._options.sentences == "no":
             return texts
         return [line for text in texts for line in text.splitlines()]
 
 
-def _half_pair(row: Row) -> str | None:
+def _half_pair(row: InputRow) -> str | None:
     """Return where a row has half of a surrogate pair, which is no character."""
     for text in row.value or []:
         found = HALF_PAIR.search(text)

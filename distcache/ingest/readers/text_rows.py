@@ -7,13 +7,13 @@ from typing import Final
 
 from distcache.ingest.inputs import Input, TextOptions
 from distcache.ingest.pieces import InputPiece
+from distcache.ingest.readers.input_rows import InputRow, line_rows
 from distcache.ingest.readers.lines import decoded, read_whole
-from distcache.ingest.readers.rows import Row, line_rows
 
 DECODED: Final = 1 << 20  # bytes of a line beside those of its text, which are counted afterwards
 
 
-def plain_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
+def plain_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[InputRow]:
     """Yield the lines of a piece of a plain file, or the whole file."""
     if options.documents == "file":
         yield _file_row(entry, options)
@@ -27,19 +27,19 @@ def _line_of(text: str) -> list[str]:
     return [text.removesuffix("\r")]
 
 
-def _file_row(entry: Input, options: TextOptions) -> Row:
+def _file_row(entry: Input, options: TextOptions) -> InputRow:
     try:
         content = read_whole(entry.path, entry.compression, options.longest)
         if content is None:
-            return Row(0, None, f"has too many bytes, {too_long(options)}")
-        return Row(0, [decoded(content, "of the file", at_begin=True)])
+            return InputRow(0, None, f"has too many bytes, {too_long(options)}")
+        return InputRow(0, [decoded(content, "of the file", at_begin=True)])
     except ValueError as error:
-        return Row(0, None, str(error))
+        return InputRow(0, None, str(error))
     except OSError as error:
-        return Row(0, None, f"cannot be read: {error.strerror or error}")
+        return InputRow(0, None, f"cannot be read: {error.strerror or error}")
 
 
-def checked(row: Row, options: TextOptions) -> Row:
+def checked(row: InputRow, options: TextOptions) -> InputRow:
     """Return a row, or its rejection if its texts are too long."""
     texts = row.value or []
     if 4 * sum(map(len, texts)) <= options.longest:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from distcache.ingest.inputs import Input, TokenOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.rows import Row, TokenRows
+from distcache.ingest.readers.input_rows import InputRow, TokenRows
 from distcache.storage.files import closing_fd, open_regular, read_range
 
 BATCH_BYTES: Final = 4 << 20
@@ -27,7 +27,7 @@ TYPES: Final = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
 
 def array_rows(
     entry: Input, _piece: InputPiece, options: TokenOptions
-) -> Iterator[TokenRows | Row]:
+) -> Iterator[TokenRows | InputRow]:
     """Yield the documents of an array of ids."""
     first = 0
     try:
@@ -47,7 +47,7 @@ def array_rows(
                 yield TokenRows(pa.RecordBatch.from_arrays([lists], [options.column]), places)
                 first += len(lists)
     except (ValueError, OSError, EOFError) as error:
-        yield Row(first, None, str(error))
+        yield InputRow(first, None, str(error))
 
 
 def _layout(descriptor: int, entry: Input, options: TokenOptions) -> tuple[np.dtype[Any], int]:

@@ -17,7 +17,7 @@ from distcache.ingest.document_buffer import DocumentBuffer, Problem
 from distcache.ingest.inputs import Group, Input, TokenOptions
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
-from distcache.ingest.readers.rows import Row, TokenRows
+from distcache.ingest.readers.input_rows import InputRow, TokenRows
 from distcache.ingest.readers.tables import Table, column_type, is_list, open_table
 from distcache.kernels import first_outside, narrow_tokens
 
@@ -137,7 +137,7 @@ class _Reading:
             return self._reject([Problem(place, reason, group=group)])
         return True
 
-    def add_rows(self, found: TokenRows | Row) -> bool:
+    def add_rows(self, found: TokenRows | InputRow) -> bool:
         """Add the documents of lines, or of an array; false if an error ends it."""
         if isinstance(found, TokenRows):
             self._buffer.facts.lines += found.lines

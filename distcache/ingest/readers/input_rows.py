@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Row(NamedTuple):
+class InputRow(NamedTuple):
     """A row, or the reason why it is rejected."""
 
     place: int  # number of the row in the piece, or in the row group, from 0
@@ -44,7 +44,7 @@ def line_rows(
     limit: int,
     too_long: str,
     decode: Callable[[str], list[Any] | None],
-) -> Iterator[Row]:
+) -> Iterator[InputRow]:
     """Yield the row of each line.
 
     Parameters
@@ -60,7 +60,7 @@ def line_rows(
 
     Yields
     ------
-    Row
+    InputRow
         Rows in order. If the rest of the piece cannot be read, the last one says so.
     """
     place, byte = -1, piece.begin
@@ -79,7 +79,7 @@ def line_rows(
                     value = decode(text_of_line(line))
                 except ValueError as error:
                     reason = str(error)
-            yield Row(place, value, reason, line.position)
+            yield InputRow(place, value, reason, line.position)
     except OSError as error:
         reason = f"cannot be read from here on: {error.strerror or error}"
-        yield Row(place + 1, None, reason, byte)
+        yield InputRow(place + 1, None, reason, byte)
