@@ -22,8 +22,8 @@ class SourceFormat:
     # where rows span lines. `lines` cuts such rows apart without an error.
     cut: Literal["lines", "groups", "no"]
     texts: str = ""  # function that yields `InputRow`; empty if the format has no texts
-    # Function that yields `TokenRows`, and an `InputRow` for an invalid one; of a format with groups
-    # of rows the one that opens a table. Empty if the format has no token ids.
+    # Function that yields `TokenRows`, and an `InputRow` for an invalid one; of a format with
+    # groups of rows the one that opens a table. Empty if the format has no token ids.
     tokens: str = ""
     can_be_compressed: bool = False
 
