@@ -36,11 +36,10 @@ from distcache.plan.config import Config
 from distcache.plan.layout import make_layout
 from distcache.plan.problems import plan_warnings
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
-from distcache.ranks.claim import claim
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.production import produce
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
-from distcache.ranks.workspace import Workspace
+from distcache.ranks.workspace import Workspace, claim
 from distcache.storage.files import closing_fd, open_regular, set_mode
 from distcache.storage.journal import Journal, read_journal
 
@@ -150,7 +149,7 @@ def _build(job: Job) -> BuildOutcome:
     workspace = Workspace(building_directory(final), otherwise=otherwise)
     finished: list[tuple[_Made, list[RankRecord]]] = []
 
-    def claim_or_find() -> Workspace | None:
+    def claim_or_find() -> bool:
         if job.options.memory_limit is not None:
             _assign(job)  # a limit that cannot be kept is refused before the claim
         return claim(workspace, lambda: is_finished(final, key), str(final), watch)
@@ -178,8 +177,8 @@ def _build(job: Job) -> BuildOutcome:
         watch,
         claim=claim_or_find,
         existing=lambda: _existing(job),
-        make=lambda mine: _make(job, mine),
-        publish=lambda mine, made: _publish(job, mine, made.blocks),
+        make=lambda: _make(job, workspace),
+        publish=lambda made: _publish(job, workspace, made.blocks),
         report=report,
         after=write_beside,
     )

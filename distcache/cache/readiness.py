@@ -16,7 +16,8 @@ import msgspec
 from distcache.cache.contents import read_contents
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
 from distcache.ranks.heartbeat import Monitor
-from distcache.ranks.workspace import directories_of, hidden_directory
+from distcache.ranks.owner import is_owned
+from distcache.ranks.workspace import hidden_directory
 from distcache.storage.timeouts import limits
 from distcache.storage.url import is_url, located
 
@@ -25,7 +26,7 @@ LONGEST_PAUSE: Final = 3.0  # seconds
 
 
 def building_directory(final: Path) -> Path:
-    """Return the shared workspace of a cache; private ones have a token after its name."""
+    """Return the workspace in which all jobs build a cache."""
     return hidden_directory(final, "building")
 
 
@@ -58,8 +59,6 @@ class Readiness(msgspec.Struct, frozen=True):
         Process and host.
     sign : str
         Identity of the builder's last heartbeat; differs in each.
-    locked : bool
-        Whether it holds its lock.
     """
 
     path: str
@@ -68,7 +67,6 @@ class Readiness(msgspec.Struct, frozen=True):
     fraction: float | None = None
     builder: str = ""
     sign: str = ""
-    locked: bool = False
 
     def __str__(self) -> str:
         if self.state in (State.absent, State.ready):
@@ -87,22 +85,12 @@ class Watch:
         The cache.
     clock : callable
         Seconds.
-    sparing : bool
-        Whether to try a builder's lock only if its heartbeat is missing: that takes the lock for
-        a moment, and thousands of waiting processes could starve a builder.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        sparing: bool = False,
-    ) -> None:
+    def __init__(self, path: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = located(path)
         self._clock = clock
-        self._sparing = sparing
-        self._seen: dict[Path, Monitor] = {}
+        self._monitor: Monitor | None = None
         limits()  # raises at once if they are invalid
 
     def look(self) -> Readiness:
@@ -119,21 +107,12 @@ class Watch:
             return Readiness(self._path, State.ready)
         if is_url(self._path):
             return Readiness(self._path, State.absent)  # a bucket has no signs of a builder
-        # A network filesystem may list a directory for a while after it has gone.
-        directories = [
-            path
-            for path, _ in directories_of(building_directory(Path(self._path)))
-            if path.is_dir()
-        ]
-        found = [self._look_at(directory) for directory in directories]
+        directory = building_directory(Path(self._path))
+        found = self._look_at(directory) if directory.is_dir() else None
         # It may have been published in between.
-        if not any(entry.state is State.building for entry in found) and self._exists():
+        if (found is None or found.state is not State.building) and self._exists():
             return Readiness(self._path, State.ready)
-        for state in (State.building, State.dead):
-            for entry in found:
-                if entry.state is state:
-                    return entry
-        return Readiness(self._path, State.absent)
+        return found or Readiness(self._path, State.absent)
 
     def _exists(self) -> bool:
         """Return whether the cache is there; raise `NotReady` if it cannot be opened."""
@@ -146,11 +125,9 @@ class Watch:
         return True
 
     def _look_at(self, directory: Path) -> Readiness:
-        monitor = self._seen.setdefault(directory, Monitor(directory, self._clock))
+        monitor = self._monitor = self._monitor or Monitor(directory, self._clock)
         monitor.look()
-        missing = monitor.silence > limits().silent
-        locked = (missing or not self._sparing) and monitor.locked
-        found = Readiness(self._path, self._state_of(monitor, locked=locked), locked=locked)
+        found = Readiness(self._path, self._state_of(monitor, owned=is_owned(directory)))
         if monitor.hidden:
             return msgspec.structs.replace(found, builder="of another user, and not to be seen")
         if (beat := monitor.beat) is None:
@@ -163,17 +140,17 @@ class Watch:
             sign=beat.sign,
         )
 
-    def _state_of(self, monitor: Monitor, *, locked: bool) -> State:
+    def _state_of(self, monitor: Monitor, *, owned: bool) -> State:
         """Return the state of a builder; one that cannot be seen counts as alive."""
         if monitor.hidden:
             return State.building
-        if monitor.silence > (limits().hung if locked else limits().silent):
+        if monitor.silence > (limits().hung if owned else limits().silent):
             return State.dead
         return State.building
 
 
 def look(path: str | Path) -> Readiness:
-    """Return the state of a cache; takes some seconds if a builder does not hold its lock.
+    """Return the state of a cache; takes some seconds, in which a builder shows a heartbeat.
 
     Raises
     ------
@@ -184,7 +161,7 @@ def look(path: str | Path) -> Readiness:
     """
     watch = Watch(path)
     first = found = watch.look()
-    while found.state is State.building and found.sign == first.sign and not found.locked:
+    while found.state is State.building and found.sign == first.sign:
         time.sleep(READY_POLL)
         found = watch.look()
     return found
@@ -224,7 +201,7 @@ def wait(
     seconds = isinstance(given[1], int | float) and math.isfinite(given[1])
     if not (isinstance(given[0], str | os.PathLike) and seconds):
         raise ConfigError(f"wait({path!r}, {timeout!r}): expected a path, and seconds")
-    watch = Watch(path, sparing=True)
+    watch = Watch(path)
     end = time.monotonic() + timeout
     last, pause = "", READY_POLL
     while (found := watch.look()).state is not State.ready:

@@ -248,13 +248,6 @@ def doctor_command(
             "command that is to find its files, in words or as @FILE.",
         ),
     ] = None,
-    shared: Annotated[
-        Path | None,
-        typer.Option(
-            callback=path_only,
-            help="A directory for caches on the shared filesystem, to try locks in.",
-        ),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find what would break a first job. Run it where training runs, in its container.
@@ -265,12 +258,12 @@ def doctor_command(
 
     Examples
     --------
-        distcache doctor --shared /shared/caches
+        distcache doctor
 
         distcache doctor /shared/megatron-cache -- torchrun pretrain_gpt.py --data-path ...
 
     """
-    findings = list(examine_machine(shared, os.environ))
+    findings = list(examine_machine(os.environ))
     document: dict[str, Any] = {}
     if directory is not None:
         if not directory.is_dir():

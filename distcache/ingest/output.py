@@ -5,21 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.mds.shard_table import read_table, shards_path
-from distcache.corpus.receipt import Origin, Receipt, find_receipt, receipt_path, write_receipt
+from distcache.corpus.receipt import (
+    Origin,
+    Receipt,
+    find_receipt,
+    read_receipt,
+    receipt_path,
+    write_receipt,
+)
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
 from distcache.ranks.agreement import on_rank_0
-from distcache.ranks.claim import claim
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.heartbeat import Heartbeat
 from distcache.ranks.production import produce
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
-from distcache.ranks.workspace import Workspace, hidden_directory, is_same_file
+from distcache.ranks.workspace import Workspace, claim, hidden_directory
 from distcache.storage.files import atomic_write, digest_range, is_plain_file, make_link, read_file
 from distcache.storage.url import is_url
 
@@ -143,14 +149,13 @@ class Output:
         """
         found: list[Receipt] = []
 
-        def claim_or_find() -> Workspace | None:
+        def claim_or_find() -> bool:
             self._require_name()
-            mine = self._claim(origin, watch)
-            found.extend([] if mine is not None else self._published(origin))
-            return mine
+            claimed = self._claim(origin, watch)
+            found.extend([] if claimed else self._published(origin))
+            return claimed
 
-        def make_in(mine: Workspace) -> tuple[list[Receipt], Mapping[int, str]]:
-            self.workspace = mine
+        def prepare_and_make() -> tuple[list[Receipt], Mapping[int, str]]:
             on_rank_0(communicator, lambda: self._prepare(origin), None, "making room")
             return make()
 
@@ -163,39 +168,34 @@ class Output:
                 on_rank_0(communicator, lambda: found, list[Receipt], "reading receipts"),
                 True,
             ),
-            make=make_in,
-            publish=lambda _mine, made: self._publish(*made),
+            make=prepare_and_make,
+            publish=lambda made: self._publish(*made),
             report=lambda made, _none: (made[0], False),
             resumes=resumes,
         )
 
-    def _claim(self, origin: Origin, progress: Progress) -> Workspace | None:
-        while True:
-            mine = claim(
-                self.workspace, lambda: bool(self._published(origin)), self.prefix, progress
-            )
-            if mine is None:
-                return None
-            self.workspace = mine
-            same = mine.stamp == origin.made_from
+    def _claim(self, origin: Origin, progress: Progress) -> bool:
+        workspace = self.workspace
+        while claim(workspace, lambda: bool(self._published(origin)), self.prefix, progress):
+            same = workspace.stamp == origin.made_from
             # A killed publication may have named some of the files here.
-            if not (same or any(ours for _, ours in self._final_files())):
-                break
-            with Heartbeat(mine.path, Stopwatch(NullProgress())):
-                if complete := self._completed():
-                    self._give_names(complete)
-            if not complete:
-                break
-            mine.remove()
-        try:
-            self._require_free(self._differences(origin), resuming=same)
-        except KeyMismatch:
-            if mine.stamp is None:
-                mine.remove()  # it has nothing to resume
-            else:
-                mine.release()
-            raise
-        return mine
+            if same or any(ours for _, ours in self._final_files()):
+                with Heartbeat(workspace.path, Stopwatch(NullProgress())):
+                    if complete := self._completed():
+                        self._give_names(complete)
+                if complete:
+                    workspace.remove()
+                    continue
+            try:
+                self._require_free(self._differences(origin), resuming=same)
+            except KeyMismatch:
+                if workspace.stamp is None:
+                    workspace.remove()  # it has nothing to resume
+                else:
+                    workspace.release()
+                raise
+            return True
+        return False
 
     def _prepare(self, origin: Origin) -> None:
         """Keep files that were made from the same, and remove others."""
@@ -241,8 +241,17 @@ class Output:
             return []
         receipts = [find_receipt(self.final(shard)) for shard in range(first.corpora)]
         found = [entry for entry in receipts if entry and entry.made_from == origin.made_from]
-        whole = all(_has_sizes(self.final(shard), receipt) for shard, receipt in enumerate(found))
+        whole = all(self._has_sizes(shard, receipt) for shard, receipt in enumerate(found))
         return found if len(found) == first.corpora and whole else []
+
+    def _has_sizes(self, shard: int, receipt: Receipt) -> bool:
+        """Return whether a corpus with its final name has the sizes of its receipt."""
+        tokens, _, idx = (final for _, final in self._names(shard))
+        try:
+            found = self._token_bytes(tokens, shard), os.stat(idx).st_size
+        except (OSError, DistcacheError):
+            return False
+        return found == (receipt.bin_size, receipt.idx_size)
 
     def _completed(self) -> int:
         """Return how many corpora are complete and only lack their names; 0 if any is not."""
@@ -250,21 +259,33 @@ class Output:
             return 0
         text = read_file(self._complete, 9, follow=False).strip()
         shards = int(text) if text.isdigit() else 0
-        return shards if all(map(self._is_whole, range(shards))) else 0
+        named = self.workspace.published()
+        return shards if all(self._is_whole(shard, named) for shard in range(shards)) else 0
 
-    def _is_whole(self, shard: int) -> bool:
-        """Return whether an unfinished corpus has the files that its receipt describes."""
-        prefix = self.unfinished(shard)
-        names = [here for here, _ in self._names(shard)]
-        if not all(is_plain_file(name) or name == bin_path(prefix) for name in names):
+    def _is_whole(self, shard: int, named: Collection[str]) -> bool:
+        """Return whether a corpus, of which some files may be named, is as its receipt says."""
+        tokens, receipt_file, idx = (
+            there if there in named else here for here, there in self._names(shard)
+        )
+        if not (is_plain_file(receipt_file) and is_plain_file(idx)):
             return False
         try:
-            receipt = find_receipt(prefix)
-        except DistcacheError:
+            receipt = read_receipt(receipt_file)
+            sizes = self._token_bytes(tokens, shard), os.stat(idx).st_size
+        except (OSError, DistcacheError):
             return False
-        if receipt is None or not _has_sizes(prefix, receipt, self.final(shard)):
-            return False
-        return digest_range(idx_path(prefix), 0, receipt.idx_size) == receipt.idx_digest
+        return (
+            sizes == (receipt.bin_size, receipt.idx_size)
+            and digest_range(idx, 0, receipt.idx_size) == receipt.idx_digest
+        )
+
+    def _token_bytes(self, tokens: str, shard: int) -> int:
+        """Return the bytes of a `.bin` or of a table's shards; links lead on from final names."""
+        if self.tokens == "shards":
+            return read_table(tokens.removesuffix(".shards")).bin_size
+        if os.path.islink(tokens):
+            tokens = str(Path(self.final(shard)).parent / os.readlink(tokens))
+        return os.stat(tokens).st_size
 
     def _give_names(self, shards: int) -> None:
         self.workspace.require_mine()
@@ -303,13 +324,9 @@ class Output:
 
     def _final_files(self) -> list[tuple[str, bool]]:
         """Return every file with a final name of this output, and whether it is ours."""
-        found = []
-        for shard in self._named():
-            for suffix in SUFFIXES:
-                final = f"{self.final(shard)}.{suffix}"
-                if os.path.lexists(final):
-                    found.append((final, is_same_file(self.part(shard, suffix), final)))
-        return sorted(found)
+        named = self.workspace.published()
+        finals = [f"{self.final(shard)}.{suffix}" for shard in self._named() for suffix in SUFFIXES]
+        return sorted((final, final in named) for final in finals if os.path.lexists(final))
 
     def _named(self) -> list[int]:
         """Return the numbers of the corpora of which files may have final names."""
@@ -335,18 +352,3 @@ class Output:
                 names = sorted(name for name, there, here in pairs if there != here)
                 return f" (differs in {', '.join(names or ['inputs'])})"
         return " (it has no receipt)"
-
-
-def _has_sizes(prefix: str, receipt: Receipt, final: str | None = None) -> bool:
-    """Return whether a corpus has the sizes of its receipt; links lead on from its final name."""
-    try:
-        if receipt.kind == "mds":
-            found = (read_table(prefix).bin_size, os.stat(idx_path(prefix)).st_size)
-            return found == (receipt.bin_size, receipt.idx_size)
-        tokens = bin_path(prefix)
-        if final is not None and os.path.islink(tokens):
-            tokens = str(Path(final).parent / os.readlink(tokens))
-        found = (os.stat(tokens).st_size, os.stat(idx_path(prefix)).st_size)
-    except (OSError, DistcacheError):
-        return False
-    return found == (receipt.bin_size, receipt.idx_size)

@@ -1,13 +1,12 @@
 """The heartbeat of a job: that rank 0 is alive, and how far it is.
 
 Every two seconds rank 0 replaces a small file in the workspace, which waiting jobs read. Everybody
-may read it and the lock, but not list the directory.
+may read it, but not list the directory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import socket
@@ -21,7 +20,6 @@ import msgspec
 
 from distcache.ranks.progress import Stopwatch
 from distcache.storage.files import closing_fd, set_mode
-from distcache.storage.locks import LOCK
 from distcache.storage.threads import decodable
 from distcache.storage.timeouts import limits
 
@@ -86,23 +84,6 @@ def _open(path: Path) -> int | None:
         return None
 
 
-def is_locked(directory: Path) -> bool:
-    """Return whether a job holds the lock of its workspace, as far as this node can see.
-
-    Raises
-    ------
-    PermissionError
-        If this user may not read it.
-    """
-    descriptor = _open(directory / LOCK)
-    if descriptor is None:
-        return False
-    with closing_fd(descriptor), contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    return True
-
-
 class Monitor:
     """Watches the heartbeat of a job, by the clock of this process only.
 
@@ -145,13 +126,6 @@ class Monitor:
         """Seconds since the last heartbeat."""
         return self._clock() - self._beat
 
-    @property
-    def locked(self) -> bool:
-        """Whether the job holds its lock; true if that cannot be seen."""
-        with contextlib.suppress(PermissionError):
-            return is_locked(self._directory)
-        return True
-
 
 class Heartbeat:
     """Writes the heartbeat from a thread of rank 0; a context manager.
@@ -162,20 +136,16 @@ class Heartbeat:
         Directory of the unfinished files.
     watch : Stopwatch
         The progress of this rank.
-    rank : int
-        This rank; others than 0 write nothing.
     """
 
-    def __init__(self, directory: Path, watch: Stopwatch, rank: int = 0) -> None:
+    def __init__(self, directory: Path, watch: Stopwatch) -> None:
         self._directory = directory
         self._watch = watch
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._rank = rank
 
     def __enter__(self) -> Heartbeat:
-        if self._rank == 0:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,7 @@
-"""The owner of a workspace, for filesystems on which locks do not exclude.
+"""The owner of a workspace: the one process that may publish what is made there.
 
-A lock may be local to a machine: on Lustre mounted with ``localflock``, on NFS with ``local_lock``.
-Exclusive creation of a file excludes on all filesystems.
+Exclusive creation of a file excludes on all filesystems. A lock may not: it may be local to a
+machine, as on Lustre mounted with ``localflock`` and on NFS with ``local_lock``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from distcache.ranks.heartbeat import Monitor
+from distcache.ranks.heartbeat import VISIBLE
 from distcache.ranks.job_environment import NODE_NAME
-from distcache.storage.files import closing_fd, no_space_as_error
-from distcache.storage.timeouts import limits
+from distcache.storage.files import closing_fd, no_space_as_error, set_mode
 
 OWNER: Final = "owner"
 MAX_OWNER_BYTES: Final = 1 << 12  # bytes of the file; more are not read
-OWNER_POLL: Final = 0.1  # seconds between two inspections of an owner that may be dead
+OWNER_POLL: Final = 0.1  # seconds in which another process may become the owner, too
 
 
 class _Process(NamedTuple):
@@ -52,31 +51,65 @@ def _started(number: str) -> str:
     return "" if fields[0] in "ZX" else fields[19]
 
 
+def _me() -> _Process:
+    """Return what identifies this process."""
+    number = str(os.getpid())
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = "-"
+    return _Process(_machine(), namespace, number, _started(number))
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the content of an owner's file, empty during its creation; None if there is none."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with closing_fd(os.open(path, flags)) as descriptor:
+            return os.read(descriptor, MAX_OWNER_BYTES)
+    except FileNotFoundError:
+        return None
+
+
+def _lives(owner: bytes) -> bool | None:
+    """Return whether an owner's process lives; None if only its heartbeat can tell."""
+    words = owner.decode("utf-8", "replace").split()
+    if len(words) == 5 and (words[0], words[1]) == _me()[:2]:
+        return _started(words[2]) == words[3]
+    return None
+
+
+def is_owned(directory: Path) -> bool:
+    """Return whether a workspace has an owner that has not ended, as far as this node can see."""
+    try:
+        owner = _read(directory / OWNER)
+    except OSError:
+        return True
+    return owner is not None and _lives(owner) is not False
+
+
 class Owner:
     """The file that names the process which may write in a workspace.
 
     Parameters
     ----------
     directory : Path
-        The workspace; its lock is held.
+        The workspace.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path = directory / OWNER
-        number = str(os.getpid())
-        try:
-            namespace = os.readlink("/proc/self/ns/pid")
-        except OSError:
-            namespace = "-"
-        self._me = _Process(_machine(), namespace, number, _started(number))
-        self._text = " ".join((*self._me, secrets.token_hex(8))).encode() + b"\n"
+        self._text = " ".join((*_me(), secrets.token_hex(8))).encode() + b"\n"
 
-    def take(self) -> bool:
+    def take(self, *, silent: bool = False) -> bool:
         """Become the owner, unless another process is the owner and alive.
 
-        A process of this machine is alive if it exists, one of another machine if its heartbeat
-        continues; to see that takes some seconds.
+        Parameters
+        ----------
+        silent : bool
+            Whether there has been no heartbeat for so long that a process of another machine counts
+            as dead. A process of this machine is alive if it exists.
 
         Returns
         -------
@@ -87,12 +120,13 @@ class Owner:
         while not (made := self._make(contested=contested)):
             if made is None:
                 return False
-            found = self._read()
+            found = _read(self._path)
             if found == self._text:
                 return True
             if found is None:
                 continue
-            if self._is_alive(found):
+            lives = _lives(found)
+            if lives or (lives is None and not silent):
                 return False
             self._put_aside(found)
             contested = True
@@ -100,12 +134,12 @@ class Owner:
 
     def is_another(self) -> bool:
         """Return whether another process is the owner."""
-        return self._read() not in (None, self._text)
+        return _read(self._path) not in (None, self._text)
 
     def release(self) -> None:
         """Stop being the owner."""
         with contextlib.suppress(OSError):
-            if self._read() == self._text:
+            if _read(self._path) == self._text:
                 self._path.unlink()
 
     def _make(self, *, contested: bool) -> bool | None:
@@ -121,33 +155,11 @@ class Owner:
         except FileNotFoundError:
             return None
         with closing_fd(descriptor), no_space_as_error(self._path):
+            set_mode(descriptor, VISIBLE)
             os.write(descriptor, self._text)
         if contested:
             time.sleep(OWNER_POLL)
-        return not contested or self._read() == self._text
-
-    def _read(self, path: Path | None = None) -> bytes | None:
-        """Return the content of the file, empty during its creation; None if there is none."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            with closing_fd(os.open(path or self._path, flags)) as descriptor:
-                return os.read(descriptor, MAX_OWNER_BYTES)
-        except FileNotFoundError:
-            return None
-
-    def _is_alive(self, owner: bytes) -> bool:
-        words = owner.decode("utf-8", "replace").split()
-        if len(words) == 5 and (words[0], words[1]) == self._me[:2]:
-            return _started(words[2]) == words[3]
-        monitor = Monitor(self._directory)
-        monitor.look()
-        first = monitor.beat
-        while monitor.silence <= limits().silent:
-            if monitor.beat != first or self._read() != owner:
-                return True
-            time.sleep(OWNER_POLL)
-            monitor.look()
-        return False
+        return not contested or _read(self._path) == self._text
 
     def _put_aside(self, owner: bytes) -> None:
         """Remove the file of a dead owner; of several processes that try, one succeeds."""
@@ -156,7 +168,7 @@ class Owner:
             os.rename(self._path, aside)
         except FileNotFoundError:
             return
-        if self._read(aside) != owner:  # another process has become the owner
+        if _read(aside) != owner:  # another process has become the owner
             with contextlib.suppress(OSError):
                 os.link(aside, self._path)
         aside.unlink(missing_ok=True)

@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 
 from distcache.errors import ConfigError, DistcacheError
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
-from distcache.ranks.claim import claim_together
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.heartbeat import Heartbeat
 from distcache.ranks.progress import Stopwatch
@@ -31,10 +30,10 @@ def produce(
     workspace: Workspace,
     watch: Stopwatch,
     *,
-    claim: Callable[[], Workspace | None],
+    claim: Callable[[], bool],
     existing: Callable[[], Outcome],
-    make: Callable[[Workspace], Made],
-    publish: Callable[[Workspace, Made], Any],
+    make: Callable[[], Made],
+    publish: Callable[[Made], Any],
     report: Callable[[Made, Any], Outcome],
     after: Callable[[], None] = lambda: None,
     resumes: bool = False,
@@ -46,12 +45,12 @@ def produce(
     communicator : Communicator
         All ranks.
     workspace : Workspace
-        The shared workspace of the output.
+        The workspace of the output.
     watch : Stopwatch
         Progress of this rank, which the heartbeat shows.
     claim : callable
-        Claims the workspace, or waits for the job that makes the output. Returns the claimed
-        workspace, or None if the output exists. On rank 0 alone.
+        Claims the workspace, or waits for the job that makes the output; false if the output
+        exists. On rank 0 alone.
     existing : callable
         Returns the outcome for an output that exists. Collective.
     make : callable
@@ -76,40 +75,43 @@ def produce(
     DistcacheError
         On all ranks the same.
     """
-    mine = claim_together(communicator, workspace, claim)
-    if mine is None:
-        return existing()
+    beat = Heartbeat(workspace.path, watch)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_released(mine, watch, resumes=resumes))
-        _require_shared(communicator, mine.path)
-        beat = stack.enter_context(Heartbeat(mine.path, watch, communicator.rank))
-        made = make(mine)
+
+        def claim_or_find() -> bool:
+            if claim():
+                stack.callback(workspace.release)
+                stack.enter_context(beat)
+                return True
+            return False
+
+        if not on_rank_0(communicator, claim_or_find, bool, "claiming the output"):
+            return existing()
+        stack.enter_context(_advice(workspace, watch, resumes=resumes))
+        _require_shared(communicator, workspace.path)
+        made = make()
         watch.phase("publishing")
-        published = on_rank_0(communicator, lambda: publish(mine, made), Any, "publishing")
+        published = on_rank_0(communicator, lambda: publish(made), Any, "publishing")
         outcome = report(made, published)
-        # The heartbeats of all ranks end before their files are removed.
-        beat.end()
-        on_all_ranks(communicator, lambda: None, "the last heartbeats")
 
         def clean_up() -> None:
+            beat.end()
             after()
-            mine.remove()
+            workspace.remove()
 
         on_rank_0(communicator, clean_up, None, "cleaning up")
     return outcome
 
 
 @contextlib.contextmanager
-def _released(mine: Workspace, watch: Stopwatch, *, resumes: bool) -> Iterator[None]:
-    """Release the workspace at the end; after an error, say that unfinished work is kept."""
+def _advice(workspace: Workspace, watch: Stopwatch, *, resumes: bool) -> Iterator[None]:
+    """After an error, say that unfinished work is kept."""
     try:
         yield
     except DistcacheError:
-        if resumes and not mine.private and mine.is_mine():
-            watch.note(f"what is done is kept in {mine.path}; run again to resume")
+        if resumes and workspace.is_mine():
+            watch.note(f"what is done is kept in {workspace.path}; run again to resume")
         raise
-    finally:
-        mine.release()
 
 
 def _require_shared(communicator: Communicator, workspace: Path) -> None:

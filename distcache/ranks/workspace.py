@@ -1,27 +1,26 @@
-"""The hidden directory of unfinished files: its lock, its owner, its stamp, and publication."""
+"""The hidden directory of unfinished files: who may work there, its stamp, and publication."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
-import secrets
 import shutil
 import stat
 import time
-from collections.abc import Collection, Iterator, Sequence
-from enum import Enum
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from distcache.errors import ConfigError, DistcacheError
-from distcache.ranks.heartbeat import BEATS, VISIBLE
+from distcache.ranks.heartbeat import BEATS, Monitor
 from distcache.ranks.owner import OWNER, Owner
-from distcache.ranks.publication import give_name, link_problem
+from distcache.ranks.progress import Progress
 from distcache.storage.files import (
-    NO_LOCKS,
-    PROBE,
     atomic_write,
     closing_fd,
     is_plain_file,
@@ -32,27 +31,23 @@ from distcache.storage.files import (
     set_mode,
     sync_directory,
 )
-from distcache.storage.locks import LOCK, try_lock
 from distcache.storage.timeouts import limits
+from distcache.storage.watchdog import tick
 
-# Others can open the heartbeat and the lock, whose names they know, but not list the directory.
+# Others can open the heartbeat, whose name they know, but not list the directory.
 MODE: Final = 0o711
 STAMP: Final = "stamp"
-LONGEST_STAMP: Final = 4096  # bytes
-GUARDS: Final = (LOCK, OWNER, *BEATS)
+PUBLISHED: Final = "published.json"
+MAX_STAMP_BYTES: Final = 4096
+MAX_PUBLISHED_BYTES: Final = 1 << 26
+GUARDS: Final = (OWNER, *BEATS)
 # Left by a job that was killed before it had a stamp.
-UNSTAMPED: Final = re.compile(
-    rf"\.{STAMP}\.[0-9a-f]{{8}}\.part|{OWNER}\.[0-9a-f]{{8}}|{PROBE.pattern}"
-)
-
-
-class Lock(Enum):
-    """The result of trying to lock a workspace."""
-
-    HELD = "held"
-    BUSY = "busy"
-    FOREIGN = "another user's"
-    UNSUPPORTED = "unsupported"
+UNSTAMPED: Final = re.compile(rf"\.{STAMP}\.[0-9a-f]{{8}}\.part|{OWNER}\.[0-9a-f]{{8}}")
+CLAIM_POLL: Final = 0.5  # seconds between two inspections of another job
+NOTE_EVERY: Final = 60.0  # seconds between two messages about it
+NO_RENAME2: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+NOREPLACE: Final = 1  # of renameat2(2)
+HERE: Final = -100  # AT_FDCWD
 
 
 def hidden_directory(final: Path, suffix: str) -> Path:
@@ -60,53 +55,26 @@ def hidden_directory(final: Path, suffix: str) -> Path:
     return final.with_name(f".{final.name}.{suffix}")
 
 
-def directories_of(shared: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the existing workspaces of an output, with the token of each private one."""
-    pattern = re.compile(re.escape(shared.name) + r"(?:-([0-9a-f]{8}))?")
-    try:
-        names = os.listdir(shared.parent)
-    except OSError:
-        return
-    for name in sorted(names):
-        if found := pattern.fullmatch(name):
-            yield shared.with_name(name), found.group(1) or ""
-
-
 class Workspace:
-    """A hidden directory beside an output, in which jobs make it.
+    """A hidden directory beside an output, in which all jobs of the same output make it.
 
-    Rank 0 claims it (`distcache.ranks.claim`), and has its lock until `release` or `remove`; all
-    ranks write in it.
+    Rank 0 claims it, and owns it until `release` or `remove`; all ranks write in it.
 
     Parameters
     ----------
-    shared : Path
-        The directory that all jobs of the same output use.
-    private : str
-        The token of a private workspace, which is not resumed; by default the shared one.
+    path : Path
+        The directory.
     otherwise : str
-        Advice for the user if the directory cannot be made, for messages.
+        Advice for the user if the directory cannot be made or claimed, for messages.
     """
 
-    def __init__(
-        self, shared: Path, private: str = "", otherwise: str = "choose another output"
-    ) -> None:
-        self.shared = shared
-        self.private = private
+    def __init__(self, path: Path, otherwise: str = "choose another output") -> None:
+        self.path = path
         self.otherwise = otherwise
-        self.path = shared.with_name(f"{shared.name}-{private}") if private else shared
-        self._stamp = self.path / STAMP
-        self._lock: int | None = None
-        self._made = False
-        self._links: bool | None = None  # between this directory and the one above
-        self._owner = Owner(self.path)
-
-    def as_private(self) -> Workspace:
-        """Make and return a private workspace of the same output."""
-        private = Workspace(self.shared, secrets.token_hex(4), self.otherwise)
-        private.make()
-        private._made = True
-        return private
+        self._stamp = path / STAMP
+        self._published = path / PUBLISHED
+        self._owner = Owner(path)
+        self._directory: int | None = None  # descriptor, while this process owns it
 
     def make(self) -> bool:
         """Make the directory if it does not exist; return whether it is this user's.
@@ -136,34 +104,26 @@ class Workspace:
             set_mode(descriptor, MODE)  # whatever the umask
         return True
 
-    def lock(self) -> Lock:
-        """Try to lock the workspace; the lock lasts until `release` or the process ends."""
-        existed = os.path.lexists(self.path)
-        if not self.make():
-            return Lock.FOREIGN
-        try:
-            self._lock = try_lock(self.path / LOCK)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            if not existed:
-                discard_empty(self.path)
-            return Lock.UNSUPPORTED
-        if self._lock is None:
-            return Lock.BUSY
-        set_mode(self._lock, VISIBLE)
-        return Lock.HELD
+    def take(self, *, silent: bool = False) -> bool:
+        """Become the owner, if the workspace is this user's and no other process owns it.
 
-    def take(self) -> bool:
-        """Become the owner of the locked workspace; false if its owner is alive."""
-        return self._owner.take()
+        Parameters
+        ----------
+        silent : bool
+            Whether a process of another machine counts as dead.
+        """
+        if not (self.make() and self._owner.take(silent=silent)):
+            return False
+        self._close()
+        self._directory = open_directory(self.path)
+        return True
 
     def is_mine(self) -> bool:
-        """Return whether no other process has taken the workspace over, where locks do not exclude.
+        """Return whether no other process has taken the workspace over.
 
         Another process does if it has seen no heartbeat for too long.
         """
-        return self._lock is None or not self._owner.is_another()
+        return self._directory is None or not self._owner.is_another()
 
     def require_mine(self) -> None:
         """Refuse to continue in a workspace that another process has taken over.
@@ -184,7 +144,7 @@ class Workspace:
         """The digest of what the files here are made from; None if there is no stamp."""
         if not is_plain_file(self._stamp):
             return None
-        return read_file(self._stamp, LONGEST_STAMP, follow=False).decode("ascii", "replace")
+        return read_file(self._stamp, MAX_STAMP_BYTES, follow=False).decode("ascii", "replace")
 
     def prepare(self, stamp: str) -> None:
         """Keep files that were made from the same, and remove others. The workspace is claimed.
@@ -204,10 +164,7 @@ class Workspace:
                 f"{self.path}: has files of somebody else ({', '.join(others[:3])}); move it "
                 f"away, or {self.otherwise}"
             )
-        self._links = not link_problem(self.path)
-        self._take_back()
         if self.stamp == stamp:
-            self._discard_published()
             return
         self._clear()
         with atomic_write(self._stamp) as stream:
@@ -215,48 +172,21 @@ class Workspace:
 
     def _files_of_others(self) -> list[str]:
         """Return the names in a directory without a stamp that no job has made."""
-        if self._made or os.path.lexists(self._stamp):
+        if os.path.lexists(self._stamp):
             return []
         names = [name for name in os.listdir(self.path) if not UNSTAMPED.fullmatch(name)]
         return [name for name in names if name not in GUARDS]
 
-    def _take_back(self) -> None:
-        """Take back the files that a killed publication has put aside, without links."""
-        if self._links:
-            return
-        prefix = f"{self.path.name}."
-        for name in os.listdir(self.path.parent):
-            if not name.startswith(prefix):
-                continue
-            aside, own = self.path.with_name(name), self.path / name.removeprefix(prefix)
-            with contextlib.suppress(FileNotFoundError):
-                found = aside.lstat()
-                if found.st_nlink > 1 or os.path.lexists(own):
-                    aside.unlink()
-                elif not stat.S_ISDIR(found.st_mode):
-                    os.rename(aside, own)
-
-    def _discard_published(self) -> None:
-        """Unlink files that have another name too: a killed job has published them.
-
-        They are complete, and must not be written to again, whatever their other name is now.
-        """
-        for path in self.path.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the heartbeat's, of another thread
-                found = path.lstat()
-                if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-                    path.unlink()
-
     def _clear(self) -> None:
-        """Remove everything but the stamp, lock, owner and heartbeat."""
+        """Remove everything but the stamp, owner and heartbeat."""
         stamp = (STAMP,) if is_plain_file(self._stamp) else ()
-        empty_directory(self.path, (*GUARDS, *stamp), self._lock)
+        empty_directory(self.path, (*GUARDS, *stamp), self._directory)
 
     def publish(self, names: Sequence[tuple[str, str]]) -> str | None:
         """Give files that are complete and synced their final names, in order.
 
-        A file that already has its final name is skipped, so that repeating completes a killed
-        publication.
+        A file that has its final name is skipped, so that repeating completes a killed publication:
+        size and time of each file are noted before the first is renamed.
 
         Parameters
         ----------
@@ -267,7 +197,7 @@ class Workspace:
         -------
         str or None
             The first final name that another file has; that file is unchanged, and the rest is not
-            published. None if all are published; then the unfinished names are removed.
+            published. None if all are published.
 
         Raises
         ------
@@ -275,37 +205,46 @@ class Workspace:
             If another process has taken the workspace over.
         """
         self.require_mine()
-        if self._links is None:
-            self._links = not link_problem(self.path)
+        noted = self._notes() | {
+            final: _facts(unfinished) for unfinished, final in names if os.path.lexists(unfinished)
+        }
+        with atomic_write(self._published) as stream:
+            stream.write(msgspec.json.encode(noted))
+        done = self.published()
         for unfinished, final in names:
-            if is_same_file(unfinished, final):
+            if final in done and not os.path.lexists(unfinished):
                 continue
-            if not self._links:
-                # The file's name while it is published.
-                hidden = self.path.with_name(f"{self.path.name}.{os.path.basename(unfinished)}")
-                if not give_name(Path(unfinished), Path(final), hidden):
-                    return final
-                continue
-            try:
-                os.link(unfinished, final, follow_symlinks=False)
-            except FileExistsError:
+            if not (os.path.lexists(unfinished) and _rename_to_free(unfinished, final)):
                 return final
         sync_directory(self.path.parent)
-        for unfinished, _ in names:
-            Path(unfinished).unlink(missing_ok=True)
         return None
 
+    def published(self) -> set[str]:
+        """Return the final names that this workspace has given, and that its files still have."""
+        found = set()
+        for final, facts in self._notes().items():
+            with contextlib.suppress(FileNotFoundError):
+                found |= {final} if _facts(final) == facts else set()
+        return found
+
+    def _notes(self) -> dict[str, tuple[int, int]]:
+        """Return size and time of files that are published, or will be, by their final names."""
+        if not is_plain_file(self._published):
+            return {}
+        content = read_file(self._published, MAX_PUBLISHED_BYTES, follow=False)
+        with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            return msgspec.json.decode(content, type=dict[str, tuple[int, int]])
+        return {}
+
     def release(self) -> None:
-        """Unlock the workspace. Unfinished files stay; a private workspace is removed."""
-        if self._made:
-            self.remove()
-        elif self._lock is not None:
+        """Stop being the owner. Unfinished files stay."""
+        if self._directory is not None:
             self._owner.release()
-            discard_empty(self.path, (LOCK, *BEATS))
-        self._unlock()
+            _discard_empty(self.path)
+        self._close()
 
     def remove(self) -> None:
-        """Remove and unlock the workspace, unless another process has taken it over.
+        """Remove the workspace, unless another process has taken it over.
 
         Files that no job has made stay.
         """
@@ -313,56 +252,129 @@ class Workspace:
             if self.is_mine():
                 if not self._files_of_others():
                     self._clear()
-                    empty_directory(self.path, (LOCK, OWNER), self._lock)
+                    empty_directory(self.path, (OWNER,), self._directory)
                 self._owner.release()
-                (self.path / LOCK).unlink(missing_ok=True)
-        self._unlock()
+        self._close()
         # Another process may have begun to write; network filesystems may keep a name for a while.
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def _close(self) -> None:
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
 
 
-def is_same_file(unfinished: str, final: str) -> bool:
-    """Return whether two names are of the same file, as after a killed publication."""
-    try:
-        return os.path.samestat(os.lstat(unfinished), os.lstat(final))
-    except FileNotFoundError:
-        return False
+def claim(
+    workspace: Workspace,
+    is_finished: Callable[[], bool],
+    what: str,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Claim the workspace of an output, or wait for the job that makes it.
 
+    The workspace of a job that has died is resumed.
 
-def sweep(shared: Path, *, finished: bool) -> None:
-    """Remove this user's abandoned workspaces of an output.
+    Parameters
+    ----------
+    workspace : Workspace
+        The workspace.
+    is_finished : callable
+        Returns whether the output exists; may raise if something else has its name.
+    what : str
+        Description for messages.
+    progress : Progress
+        Receives for which job this one waits.
+    clock : callable
+        Seconds.
 
-    These are private ones without a heartbeat for an hour, and, if the output is finished, the
-    shared one if its lock is free.
+    Returns
+    -------
+    bool
+        Whether this process owns the workspace; false if the output exists.
+
+    Raises
+    ------
+    DistcacheError
+        If the other job has shown no heartbeat for too long, or does not end.
     """
-    for path, private in list(directories_of(shared)):
-        with contextlib.suppress(OSError, DistcacheError):
-            found = os.lstat(path)
-            workspace = Workspace(shared, private)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-                continue
-            if private and time.time() - found.st_mtime > limits().leftover:
-                workspace.remove()
-            elif finished and not private and workspace.lock() is Lock.HELD:
-                workspace.remove() if workspace.take() else workspace.release()
+    monitor = Monitor(workspace.path, clock)
+    begin, noted = clock(), -NOTE_EVERY
+    while not is_finished():
+        if workspace.take(silent=not monitor.hidden and monitor.silence > limits().hung):
+            if not is_finished():
+                return True
+            workspace.remove()
+            continue
+        tick()
+        monitor.look()
+        now = clock()
+        who = "another user's job" if monitor.hidden else str(monitor.beat or "another job")
+        _require_alive(workspace, monitor, who, now - begin)
+        if now - noted >= NOTE_EVERY:
+            progress.note(f"waiting for {who}, which is making {what}")
+            noted = now
+        time.sleep(CLAIM_POLL)
+    _sweep(workspace)
+    return False
 
 
-def discard_empty(directory: Path, remains: Collection[str] = (LOCK,)) -> None:
-    """Remove a directory if it has nothing but files of some names."""
+def _require_alive(workspace: Workspace, monitor: Monitor, who: str, waited: float) -> None:
+    reason = ""
+    if not monitor.hidden and monitor.silence > limits().abandoned:
+        reason = f"has shown no heartbeat for {limits().abandoned:.0f} s"
+    elif waited > limits().collective:
+        reason = f"has not ended for {waited:.0f} s"
+    if reason:
+        raise DistcacheError(
+            f"{workspace.path}: {who} works there, and {reason}; end it, or {workspace.otherwise}"
+        )
+
+
+def _sweep(workspace: Workspace) -> None:
+    """Remove this user's abandoned workspace of a finished output."""
+    with contextlib.suppress(OSError, DistcacheError):
+        if os.path.lexists(workspace.path) and workspace.take():
+            workspace.remove()
+
+
+def _facts(path: str) -> tuple[int, int]:
+    """Return size and modification time of a file or a link."""
+    found = os.lstat(path)
+    return found.st_size, found.st_mtime_ns
+
+
+def _rename_to_free(unfinished: str, final: str) -> bool:
+    """Rename a file; false if another file has the name.
+
+    Where the filesystem has no rename that refuses to replace, another program may take the name in
+    between; no job of distcache does, since only the owner of the workspace publishes.
+    """
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # since glibc 2.28
+    if call is not None:
+        done = call(HERE, os.fsencode(unfinished), HERE, os.fsencode(final), NOREPLACE)
+        number = ctypes.get_errno() if done else 0
+        if number not in (0, errno.EEXIST, *NO_RENAME2):
+            raise OSError(number, os.strerror(number), final)
+        if number not in NO_RENAME2:
+            return number == 0
+    if os.path.lexists(final):
+        return False
+    os.rename(unfinished, final)
+    return True
+
+
+def _discard_empty(directory: Path) -> None:
+    """Remove a directory if it has nothing but a heartbeat."""
     with contextlib.suppress(OSError):
-        if set(os.listdir(directory)).issubset(remains):
-            for name in remains:
+        if set(os.listdir(directory)).issubset(BEATS):
+            for name in BEATS:
                 (directory / name).unlink(missing_ok=True)
             directory.rmdir()
 
 
-def empty_directory(path: Path, keep: Collection[str] = (), lock: int | None = None) -> None:
+def empty_directory(path: Path, keep: Collection[str] = (), known: int | None = None) -> None:
     """Remove what a directory has, but for some names; another process may remove the same.
 
     Parameters
@@ -372,8 +384,8 @@ def empty_directory(path: Path, keep: Collection[str] = (), lock: int | None = N
         or another directory of this user, in its place.
     keep : collection of str
         Names that stay.
-    lock : int or None
-        A descriptor of its lock, by which it is known to be the right one.
+    known : int or None
+        A descriptor of the directory that is meant.
 
     Raises
     ------
@@ -381,27 +393,16 @@ def empty_directory(path: Path, keep: Collection[str] = (), lock: int | None = N
         If it is another directory, or something cannot be removed.
     """
     with closing_fd(open_directory(path)) as descriptor:
-        if not _is_own(descriptor, lock):
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or (
+            known is not None and not os.path.samestat(found, os.fstat(known))
+        ):
             raise PermissionError(
-                errno.EPERM,
-                "Is not the directory that was locked: it or its lock was removed or exchanged",
-                str(path),
+                errno.EPERM, "Is not the directory that was claimed, which was removed", str(path)
             )
         for name in os.listdir(descriptor):
             if name not in keep:
                 _remove(name, descriptor)
-
-
-def _is_own(descriptor: int, lock: int | None) -> bool:
-    if os.fstat(descriptor).st_uid != os.geteuid():
-        return False
-    if lock is None:
-        return True
-    try:
-        found = os.stat(LOCK, dir_fd=descriptor, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(found, os.fstat(lock))
 
 
 def _remove(name: str, directory: int) -> None:

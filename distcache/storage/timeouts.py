@@ -26,14 +26,14 @@ class TimeLimits(msgspec.Struct, frozen=True):
     # seconds without progress, on a node that localizes, or as MPI joins the ranks
     stalled: float = 600.0
     heartbeat: float = 2.0  # seconds between two heartbeats of a builder
-    silent: float = 8.0  # seconds without a heartbeat of a builder that does not hold its lock
-    # seconds without a heartbeat of a builder that holds its lock, or may; for waiting readers
+    # seconds without a heartbeat of a workspace without an owner, as after an error
+    silent: float = 8.0
+    # seconds without a heartbeat, after which a job of another machine has died
     hung: float = 60.0
-    # seconds without a heartbeat, after which another job builds in a private workspace
-    abandoned: float = 120.0
-    # seconds without a heartbeat, after which a private workspace is removed; for what a killed
-    # export has left, since it was written
-    leftover: float = 3600.0
+    # seconds without a heartbeat, after which nobody waits any more for a job that cannot be
+    # followed: it is another user's, or its process lives
+    abandoned: float = 600.0
+    leftover: float = 3600.0  # seconds since a killed export has written what it has left
     store_lock: float = 3600.0  # seconds for the lock of a node's store
     command: float = 60.0  # seconds for an answer of a scheduler's command, or a launcher's
     slurm_silence: float = 600.0  # seconds without any answer of Slurm, while a job is followed

@@ -17,6 +17,7 @@ from distcache.cache.readiness import State, Watch, look
 from distcache.errors import CacheCorrupt, NotReady
 from distcache.ranks import heartbeat
 from distcache.ranks.heartbeat import read_beat, write_beat
+from distcache.ranks.progress import NullProgress, Stopwatch
 from distcache.storage.timeouts import limits
 from tests.support.caches import build_here, workspace_of
 from tests.support.processes import clean_environment, start
@@ -57,7 +58,7 @@ def test_in_progress(shared: Path) -> None:
     """With phase and percentage, while the builder gives signs."""
     clock = Clock()
     workspace = workspace_of(shared / "c.h5")
-    workspace.lock()
+    assert workspace.take()
     watch = Watch(shared / "c.h5", clock)
     for part in range(40):
         clock.now += 2
@@ -68,18 +69,22 @@ def test_in_progress(shared: Path) -> None:
             "building",
             part / 40,
         )
-    done = start(["ready", shared / "c.h5"])
+    progress = Stopwatch(NullProgress())
+    progress.phase("reading back", 4)
+    progress.advance(1)
+    with heartbeat.Heartbeat(workspace.path, progress):
+        done = start(["ready", shared / "c.h5"])
     assert done.returncode == 5
-    assert "in progress (building 98%, process" in done.stdout
+    assert "in progress (reading back 25%, process" in done.stdout
     workspace.release()
 
 
-def test_a_builder_that_lost_its_lock_is_dead_within_seconds(shared: Path) -> None:
-    """One that holds it, but gives no sign, is only after a minute."""
+def test_a_builder_that_has_ended_is_dead_within_seconds(shared: Path) -> None:
+    """One that lives, but gives no sign, is only after a minute."""
     for held, limit in ((False, limits().silent), (True, limits().hung)):
         clock = Clock()
         workspace = workspace_of(shared / f"{held}.h5")
-        workspace.lock()
+        assert workspace.take()
         workspace.prepare("key")
         write_beat(workspace.path, "building", None)
         if not held:
@@ -90,49 +95,6 @@ def test_a_builder_that_lost_its_lock_is_dead_within_seconds(shared: Path) -> No
         assert watch.look().state is State.building
         clock.now = limit + 1
         assert watch.look().state is State.dead
-
-
-def test_who_waits_leaves_the_lock_alone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the heartbeat continues: thousands that look would keep a builder from locking."""
-    looks: list[Path] = []
-    original = heartbeat.is_locked
-
-    def noting(directory: Path) -> bool:
-        looks.append(directory)
-        return original(directory)
-
-    monkeypatch.setattr(heartbeat, "is_locked", noting)
-    clock = Clock()
-    workspace = workspace_of(shared / "c.h5")
-    workspace.lock()
-    watch = Watch(shared / "c.h5", clock, sparing=True)
-    for part in range(10):
-        clock.now += limits().silent / 2
-        write_beat(workspace.path, "building", part / 10)
-        assert watch.look().state is State.building
-    assert looks == []
-    clock.now += limits().silent + 1
-    assert watch.look().state is State.building
-    assert looks != []
-    clock.now += limits().hung
-    assert watch.look().state is State.dead
-    workspace.release()
-
-
-def test_another_builder_takes_over(shared: Path) -> None:
-    """In a directory of its own; as long as anyone is alive, the cache comes."""
-    clock = Clock()
-    final = shared / "c.h5"
-    gone, alive = workspace_of(final), workspace_of(final).as_private()
-    for workspace in (gone, alive):
-        workspace.make()
-        write_beat(workspace.path, "building", 0.5)
-    watch = Watch(final, clock)
-    watch.look()
-    clock.now = limits().hung * 2
-    write_beat(alive.path, "publishing", None)
-    found = watch.look()
-    assert (found.state, found.phase) == (State.building, "publishing")
 
 
 def test_a_signal_of_readiness_ends_the_wait(blend_config: dict[str, Any], shared: Path) -> None:
@@ -162,7 +124,7 @@ def test_a_file_that_is_no_cache(shared: Path) -> None:
 def test_hostile_signs(shared: Path) -> None:
     """A pipe, a link or nonsense in the place of a sign is no sign."""
     workspace = workspace_of(shared / "c.h5")
-    workspace.lock()
+    assert workspace.take()
     sign = workspace.path / heartbeat.NAME
     for make in (
         lambda: os.mkfifo(sign),

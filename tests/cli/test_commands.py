@@ -297,7 +297,6 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
         (["explain", "s3://lake/c.yaml", "/none/c.h5"], 2, "give a path"),
         (["check", "s3://lake/a", "--readback", "3"], 2, "give a path"),
         (["doctor", "s3://lake/d"], 2, "give a path"),
-        (["doctor", "--shared", "s3://lake/d"], 2, "give a path"),
         (["submit", "s3://lake/c.yaml", "-o", "/tmp"], 2, "give a path"),
         (["convert", "/none/a", "-o", "s3://lake/c"], 2, "give a path"),
         (["materialize", "s3://lake/v", "-o", "/tmp/c"], 2, "give a path"),

@@ -19,12 +19,13 @@ NAMES, REMOVED = map(int, sys.argv[1:3])
 removed = 0
 
 
-def link(source: Any, target: Any, original: Any = os.link, **options: Any) -> None:
+def rename(unfinished: str, final: str, original: Any = directory._rename_to_free) -> bool:
     """Give a name, and die if it is the last one."""
-    original(source, target, **options)
-    names = os.listdir(Path(target).parent)
+    done: bool = original(unfinished, final)
+    names = os.listdir(Path(final).parent)
     if sum(not name.startswith(".") for name in names) == NAMES:
         os.kill(os.getpid(), signal.SIGKILL)
+    return done
 
 
 def remove(name: str, place: int, original: Any = directory._remove) -> None:
@@ -37,7 +38,7 @@ def remove(name: str, place: int, original: Any = directory._remove) -> None:
 
 
 directory._remove = remove
-os.link = link  # type: ignore[assignment]
+directory._rename_to_free = rename
 pieces.SMALLEST = 20_000  # type: ignore[misc]
 pieces.ROUND = 1  # type: ignore[misc]
 sys.argv = ["distcache", *sys.argv[4:]]

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from distcache.builder.prepare import is_finished
-from distcache.ranks import claim as claims
-from distcache.ranks.claim import claim
+from distcache.errors import DistcacheError
+from distcache.ranks import workspace as workspaces
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.cores import share_of_cores
 from distcache.ranks.heartbeat import read_beat, write_beat
 from distcache.ranks.job_environment import world_size
+from distcache.ranks.owner import OWNER
 from distcache.ranks.progress import NullProgress
-from distcache.ranks.workspace import Workspace
+from distcache.ranks.workspace import claim
 from tests.support.caches import build_here, workspace_of
 
 
@@ -35,38 +36,33 @@ class Notes(NullProgress):
 
 def claim_cache(
     final: Path, key: str, notes: Notes, clock: Callable[[], float] = time.monotonic
-) -> Workspace | None:
+) -> bool:
     """Claim the build of a cache."""
     return claim(workspace_of(final), lambda: is_finished(final, key), str(final), notes, clock)
 
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "CLAIM_POLL", 0.01)
+    monkeypatch.setattr(workspaces, "CLAIM_POLL", 0.01)
 
 
-def test_a_builder_without_life_is_left_alone(shared: Path) -> None:
-    """After two minutes the job builds in a workspace of its own."""
+def test_a_builder_that_hangs_is_left_alone(shared: Path) -> None:
+    """Its process lives: after ten minutes of silence the other job says what to do."""
     other = workspace_of(shared / "x.h5")
-    other.lock()
+    assert other.take()
     write_beat(other.path, "building", 0.25)
     seconds = iter(range(0, 10_000, 30))
     notes = Notes()
-    mine = claim_cache(shared / "x.h5", "key", notes, clock=lambda: next(seconds))
-    assert mine is not None
-    assert mine.private
-    assert mine.path != other.path
+    with pytest.raises(DistcacheError, match="shown no heartbeat for 600 s; end it, or choose"):
+        claim_cache(shared / "x.h5", "key", notes, clock=lambda: next(seconds))
     assert any("building 25%" in note for note in notes.notes)
-    assert "no heartbeat for 120 s" in notes.notes[-1]
-    mine.release()
-    assert not mine.path.exists()
-    assert other.path.exists()
+    assert other.is_mine()
 
 
 def test_a_builder_that_dies_is_followed(shared: Path) -> None:
-    """Its lock is free, and its workspace is taken as it is."""
+    """It owns nothing any more, and its workspace is taken as it is."""
     other = workspace_of(shared / "x.h5")
-    other.lock()
+    assert other.take()
     (other.path / "data").write_text("")
     calls = []
 
@@ -76,10 +72,26 @@ def test_a_builder_that_dies_is_followed(shared: Path) -> None:
             other.release()
         return float(len(calls))
 
-    mine = claim_cache(shared / "x.h5", "key", Notes(), clock)
-    assert mine is not None
-    assert not mine.private
-    assert (mine.path / "data").exists()
+    assert claim_cache(shared / "x.h5", "key", Notes(), clock)
+    assert (other.path / "data").exists()
+
+
+def test_a_dead_builder_of_another_machine_is_followed(shared: Path) -> None:
+    """After a minute without a heartbeat; one that comes to life again is waited for."""
+    other = workspace_of(shared / "x.h5")
+    other.make()
+    (other.path / OWNER).write_text("elsewhere pid:[1] 17 4711 00ff\n")
+    write_beat(other.path, "building", 0.25)
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 5
+        if now[0] == 50:
+            write_beat(other.path, "building", 0.5)
+        return now[0]
+
+    assert claim_cache(shared / "x.h5", "key", Notes(), clock)
+    assert 110 <= now[0] <= 150
 
 
 def test_a_builder_that_publishes_is_waited_for(
@@ -89,7 +101,7 @@ def test_a_builder_that_publishes_is_waited_for(
     built = build_here(blend_config, tmp_path / "elsewhere")
     final = shared / "x.h5"
     other = workspace_of(final)
-    other.lock()
+    assert other.take()
     calls = []
 
     def clock() -> float:
@@ -98,23 +110,24 @@ def test_a_builder_that_publishes_is_waited_for(
             os.link(built.path, final)
         return float(len(calls))
 
-    assert claim_cache(final, built.key, Notes(), clock) is None
+    assert not claim_cache(final, built.key, Notes(), clock)
     other.remove()
 
 
-def test_abandoned_private_workspaces_are_swept(blend_config: dict[str, Any], shared: Path) -> None:
-    """Once the cache exists; those that live are not touched."""
+def test_what_a_killed_publication_left_is_swept(
+    blend_config: dict[str, Any], shared: Path
+) -> None:
+    """Once the cache exists; what is somebody's own stays."""
     build_here(blend_config, shared, "x")
-    old, young = (workspace_of(shared / "x.h5").as_private() for _ in range(2))
-    hours_ago = time.time() - 7200
-    foreign = shared / ".x.h5.building-mybackup"
-    foreign.mkdir()
-    for path in (old.path, foreign):
-        os.utime(path, (hours_ago, hours_ago))
+    left = workspace_of(shared / "x.h5")
+    assert left.take()
+    left.prepare("key")
+    left.release()
+    backup = shared / ".x.h5.building-mybackup"
+    backup.mkdir()
     assert build_here(blend_config, shared, "x").reused
-    assert not old.path.exists()
-    assert young.path.exists()
-    assert foreign.exists()
+    assert not left.path.exists()
+    assert backup.exists()
 
 
 def test_signs_of_life_differ(shared: Path) -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from distcache.errors import DistcacheError
-from distcache.ranks.claim import claim
 from distcache.ranks.heartbeat import BEATS
 from distcache.ranks.owner import OWNER
 from distcache.ranks.progress import NullProgress
-from distcache.ranks.workspace import Lock, Workspace, sweep
+from distcache.ranks.workspace import Workspace, claim
 from distcache.storage.files import temporary_name
 
 
 def claimed(shared: Path) -> Workspace:
     """Claim a workspace of something that is not finished."""
-    found = claim(Workspace(shared), lambda: False, "it", NullProgress())
-    assert found is not None
+    found = Workspace(shared)
+    assert claim(found, lambda: False, "it", NullProgress())
     return found
 
 
@@ -35,44 +33,6 @@ def test_a_directory_that_was_taken_over(tmp_path: Path) -> None:
     workspace.remove()
     assert (workspace.path / "stamp").exists()
     assert not (tmp_path / "c.bin").exists()
-
-
-def test_a_private_directory_is_its_makers(tmp_path: Path) -> None:
-    """Other ranks write in it, and leave it as it is."""
-    maker = Workspace(tmp_path / ".c.ingest").as_private()
-    other = Workspace(tmp_path / ".c.ingest", maker.private)
-    other.release()
-    assert maker.path.exists()
-    maker.release()
-    assert not maker.path.exists()
-
-
-def test_abandoned_private_directories_are_swept(tmp_path: Path) -> None:
-    """When the same is made again, after an hour without life."""
-    left = Workspace(tmp_path / ".c.ingest").as_private()
-    left.prepare("stamp")
-    claimed(tmp_path / ".c.ingest").release()
-    assert left.path.exists()
-    os.utime(left.path, (1, 1))
-    claimed(tmp_path / ".c.ingest").release()
-    assert not left.path.exists()
-
-
-def test_a_filesystem_that_has_no_locks_for_this_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What another node makes there meanwhile is left alone."""
-
-    def refused(path: Path) -> int:
-        (path.parent / OWNER).write_bytes(b"another\n")
-        path.write_bytes(b"")
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("distcache.ranks.workspace.try_lock", refused)
-    workspace = claimed(tmp_path / ".c.ingest")
-    assert workspace.private
-    workspace.release()
-    assert (tmp_path / ".c.ingest" / OWNER).exists()
 
 
 def test_what_was_made_from_something_else_is_removed(tmp_path: Path) -> None:
@@ -117,58 +77,79 @@ def test_a_death_while_the_stamp_is_written(tmp_path: Path) -> None:
     assert not list(workspace.path.glob(".stamp*"))
 
 
-def test_a_publication_that_is_repeated(tmp_path: Path) -> None:
+def test_a_publication_that_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives the names that are missing, and stops at one that another file has."""
     workspace = claimed(tmp_path / ".c.ingest")
     names = [(str(workspace.path / name), str(tmp_path / name)) for name in ("a", "b")]
     for unfinished, _ in names:
         Path(unfinished).write_bytes(b"x")
-    os.link(*names[0])
     (tmp_path / "b").write_bytes(b"another")
     assert workspace.publish(names) == names[1][1]
     assert (tmp_path / "b").read_bytes() == b"another"
+    assert workspace.published() == {names[0][1]}
     (tmp_path / "b").unlink()
     assert workspace.publish(names) is None
+    assert workspace.published() == {final for _, final in names}
     assert [Path(final).read_bytes() for _, final in names] == [b"x", b"x"]
     assert not os.path.lexists(names[0][0])
 
 
-def test_a_lock_has_one_holder(tmp_path: Path) -> None:
-    """A lock has one holder, and is free when its holder leaves."""
+def test_a_published_file_that_was_replaced_is_anothers(tmp_path: Path) -> None:
+    """By its time, though it has the same size; and nothing replaces it."""
+    workspace = claimed(tmp_path / ".c.ingest")
+    names = [(str(workspace.path / "a"), str(tmp_path / "a"))]
+    Path(names[0][0]).write_bytes(b"x")
+    assert workspace.publish(names) is None
+    (tmp_path / "a").unlink()
+    (tmp_path / "a").write_bytes(b"y")
+    os.utime(tmp_path / "a", (1, 1))
+    assert workspace.published() == set()
+    assert workspace.publish(names) == names[0][1]
+    assert (tmp_path / "a").read_bytes() == b"y"
+
+
+@pytest.mark.parametrize("notes", [b"", b"no json", b'{"a": 5}', b"\xff"])
+def test_damaged_notes_of_a_publication(notes: bytes, tmp_path: Path) -> None:
+    """They note nothing."""
+    workspace = claimed(tmp_path / ".c.ingest")
+    (workspace.path / "published.json").write_bytes(notes)
+    assert workspace.published() == set()
+
+
+def test_a_workspace_has_one_owner(tmp_path: Path) -> None:
+    """A workspace has one owner, and another when that leaves."""
     first, second = Workspace(tmp_path / ".x"), Workspace(tmp_path / ".x")
-    assert first.lock() is Lock.HELD
-    assert second.lock() is Lock.BUSY
+    assert first.take()
+    assert not second.take()
     first.release()
-    assert second.lock() is Lock.HELD
+    assert second.take()
     second.remove()
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("end", ["sweep", "claim", "remove"])
+def test_a_directory_that_was_exchanged(tmp_path: Path) -> None:
+    """Nothing is removed from what is not the directory that was claimed."""
+    workspace = claimed(tmp_path / ".c.ingest")
+    workspace.path.rename(tmp_path / "moved")
+    other = tmp_path / ".c.ingest"
+    other.mkdir()
+    (other / "stamp").write_text("precious")
+    workspace.remove()
+    assert (other / "stamp").read_text() == "precious"
+
+
+@pytest.mark.parametrize("end", ["claim", "remove"])
 def test_what_no_job_has_made_stays(tmp_path: Path, end: str) -> None:
     """Although the directory has a workspace's name, and the output is finished."""
     precious = tmp_path / ".c.ingest" / "thesis.txt"
     precious.parent.mkdir()
     precious.write_text("years of work")
-    if end == "sweep":
-        sweep(tmp_path / ".c.ingest", finished=True)
-    elif end == "claim":
-        assert claim(Workspace(tmp_path / ".c.ingest"), lambda: True, "it", NullProgress()) is None
+    if end == "claim":
+        assert not claim(Workspace(tmp_path / ".c.ingest"), lambda: True, "it", NullProgress())
     else:
         claimed(tmp_path / ".c.ingest").remove()
     assert precious.read_text() == "years of work"
     assert [path.name for path in precious.parent.iterdir()] == ["thesis.txt"]
-
-
-def test_a_death_while_links_are_tried(tmp_path: Path) -> None:
-    """It leaves a probe and its link, which are no stranger's."""
-    workspace = claimed(tmp_path / ".c.ingest")
-    (workspace.path / "probe.0123abcd").touch()
-    os.link(workspace.path / "probe.0123abcd", tmp_path / "..c.ingest.0123abcd")
-    workspace.prepare("one")
-    assert workspace.stamp == "one"
-    assert [path.name for path in tmp_path.iterdir()] == [".c.ingest"]
-    assert not list(workspace.path.glob("probe.*"))
 
 
 def test_a_damaged_stamp(tmp_path: Path) -> None:
@@ -180,17 +161,6 @@ def test_a_damaged_stamp(tmp_path: Path) -> None:
     workspace.prepare("one")
     assert workspace.stamp == "one"
     assert not (workspace.path / "data").exists()
-
-
-def test_what_was_published_is_not_written_again(tmp_path: Path) -> None:
-    """After a death between link and unlink both names are of one file, whatever it is called."""
-    workspace = claimed(tmp_path / ".c.ingest")
-    workspace.prepare("one")
-    (workspace.path / "data").write_bytes(b"x")
-    os.link(workspace.path / "data", tmp_path / "renamed-since")
-    workspace.prepare("one")
-    assert not (workspace.path / "data").exists()
-    assert (tmp_path / "renamed-since").read_bytes() == b"x"
 
 
 def test_a_heartbeat_while_an_earlier_run_is_resumed(

@@ -22,9 +22,6 @@ from distcache.launch.commands import run_command
 from distcache.launch.slurm import PLUGINS_OF, find_plugin
 from distcache.node.store import local_directory
 from distcache.ranks.cores import cgroup_limits, usable_cores
-from distcache.ranks.publication import link_problem
-from distcache.storage.files import NO_LOCKS, temporary_name
-from distcache.storage.locks import try_lock
 from distcache.storage.space import space_at
 from distcache.storage.timeouts import limits
 
@@ -120,13 +117,11 @@ FEW_PROCESSES: Final = 256  # threads count too
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  it is only inspected
 
 
-def examine_machine(shared: Path | None, environment: Mapping[str, str]) -> Iterator[Finding]:
+def examine_machine(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Examine this machine.
 
     Parameters
     ----------
-    shared : path or None
-        A directory for caches on the shared filesystem, to be written to.
     environment : mapping
         Environment of this process.
 
@@ -144,9 +139,6 @@ def examine_machine(shared: Path | None, environment: Mapping[str, str]) -> Iter
     yield Finding("ok", "versions", f"Python {platform.python_version()}, {', '.join(named)}")
     yield _found("MPI and Slurm", _mpi)
     yield _found("mpiexec", examine_launcher)
-    if shared is not None:
-        yield _found("locks", lambda: _locks(shared))
-        yield _found("hard links", lambda: _links(shared))
     yield _found("local disk", lambda: _local(environment))
     yield _descriptors()
     yield _found("limits", _limits)
@@ -177,42 +169,6 @@ def _mpi() -> Finding:
     except DistcacheError as error:
         return Finding("warning", topic, f"Slurm cannot be asked here: {_one_line(error)}")
     return Finding("ok", topic, f"srun --mpi={plugin} fits mpi4py's library")
-
-
-def _locks(shared: Path) -> Finding:
-    """Lock a file twice: the second time must fail."""
-    if not shared.is_dir():
-        return Finding("problem", "locks", f"{shared}: no such directory")
-    path = temporary_name(shared / "distcache-doctor")
-    first = second = None
-    try:
-        first = try_lock(path)
-        second = try_lock(path)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        text = f"{shared}: has no locks; builds know each other by heartbeats, which takes longer"
-        return Finding("warning", "locks", text)
-    finally:
-        for descriptor in (first, second):
-            if descriptor is not None:
-                os.close(descriptor)
-        path.unlink(missing_ok=True)
-    if first is None or second is not None:
-        return Finding("warning", "locks", f"{shared}: locks do not exclude")
-    return Finding("ok", "locks", f"{shared}: work between processes of this machine")
-
-
-def _links(shared: Path) -> Finding:
-    directory = temporary_name(shared / "distcache-doctor")
-    directory.mkdir(mode=0o700)
-    try:
-        problem = link_problem(directory)
-    finally:
-        directory.rmdir()
-    text = f"{shared}: {problem or 'has them between directories'}"
-    more = "; finished files get their names by renames" if problem else ""
-    return Finding("ok", "hard links", text + more)
 
 
 def _local(environment: Mapping[str, str]) -> Finding:
