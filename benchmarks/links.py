@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from distcache.builder.links import _link, shuffled_slice
-from distcache.builder.slices import draw_bounds
+from distcache.builder.section_slice import draw_bounds
 from distcache.kernels import Mt19937
 from distcache.ranks.connect import connect
 from distcache.ranks.partition import slice_bounds

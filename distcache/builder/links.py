@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from distcache.builder.arrays import ArrayWriter
 from distcache.builder.entries import tokens_of
 from distcache.builder.job import Job
-from distcache.builder.section_slice import SectionSlice, joined_digests
-from distcache.builder.slices import draw_bounds, windows
+from distcache.builder.section_slice import SectionSlice, draw_bounds, joined_digests, windows
 from distcache.kernels import NO_LINK, Mt19937, draws_within, entries_at, group_by_range, link_steps
 from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES, ENTRY_BYTES
 from distcache.plan.model import STRIPE, SectionPlan

@@ -32,19 +32,19 @@ from distcache.errors import BuildInterrupted, ConfigError, NotReady
 from distcache.megatron.command_line import is_command
 from distcache.megatron.options import config_from_options
 from distcache.plan.assignment import assign, estimate
-from distcache.plan.bucket_needs import (
-    BucketNeeds,
-    BucketOptions,
-    bucket_needs,
-    prefix_warnings,
-)
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
 from distcache.plan.packing import packing_facts
 from distcache.plan.phase_facts import PhaseFacts, phase_facts
 from distcache.plan.problems import plan_warnings
-from distcache.plan.shard_needs import shard_needs
+from distcache.plan.source_needs import (
+    BucketNeeds,
+    BucketOptions,
+    bucket_needs,
+    prefix_warnings,
+    shard_needs,
+)
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect

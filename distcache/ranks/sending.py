@@ -18,13 +18,77 @@ from distcache.errors import CorpusError, DistcacheError, KeyMismatch
 from distcache.ranks.agreement import spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
-from distcache.storage.creation import create_object
-from distcache.storage.files import FileVersion
+from distcache.storage.files import FileVersion, version_of
 from distcache.storage.journal import Journal, read_journal
 from distcache.storage.listing import listed, listed_version
-from distcache.storage.place import bucket_of, open_place, pieces_of, threads_for, version_at
+from distcache.storage.place import (
+    bucket_of,
+    exists,
+    open_place,
+    pieces_of,
+    read_place,
+    threads_for,
+    version_at,
+    version_or_none,
+)
 from distcache.storage.ranges import PIECE
 from distcache.storage.threads import map_in_threads
+
+WHOLE: Final = 64 << 20  # bytes that are sent in one request
+CLAIM: Final = ".uploading"
+
+
+def create_object(url: str, path: Path) -> FileVersion | None:
+    """Send a file, and return the version of the object; None if one has the name already.
+
+    Raises
+    ------
+    KeyMismatch
+        If another job is sending an object of this name.
+    StorageError
+        If it cannot be written.
+    """
+    bucket = bucket_of(url)
+    size = path.stat().st_size
+    if size <= WHOLE:
+        tag = bucket.create(url, path)
+        if tag is None:
+            return None
+        return FileVersion(size, 0, 0, tag) if tag else version_at(url)
+    if exists(url):
+        return None
+    claim, token = f"{url}{CLAIM}", claim_token(path)
+    if bucket.create(claim, token) is None and not _is_ours(claim, token):
+        raise KeyMismatch(
+            f"{claim}: another file is being uploaded under this name; if no job is running, "
+            "remove this claim and upload again"
+        )
+    try:
+        created = not exists(url)
+        if created:
+            bucket.put_parts(url, path)
+    except BaseException:
+        with contextlib.suppress(DistcacheError):  # the first error is what matters
+            bucket.remove(claim)
+        raise
+    with contextlib.suppress(DistcacheError):  # not everybody may remove; the object is there
+        bucket.remove(claim)
+    return version_at(url) if created else None
+
+
+def claim_token(path: Path) -> bytes:
+    """Return what identifies a file: a run that continues a killed one has the same."""
+    origin = (str(path.absolute()), version_of(path.stat()))
+    return repr(origin).encode("utf-8", "surrogateescape")
+
+
+def _is_ours(claim: str, token: bytes) -> bool:
+    """Return whether a claim is for the same file, as that of a killed run is."""
+    version = version_or_none(claim)
+    if version is None:
+        return True  # its owner has just finished: the object is there
+    return version.size == len(token) and read_place(claim, 0, len(token), version) == token
+
 
 PER_OBJECT: Final = 1 << 20  # cost of an object, in bytes that are sent
 

@@ -7,7 +7,7 @@ import pytest
 
 from distcache.builder import links
 from distcache.builder.links import shuffled_slice
-from distcache.builder.slices import draw_bounds
+from distcache.builder.section_slice import draw_bounds
 from distcache.kernels import Mt19937
 from distcache.ranks.communicator import SerialCommunicator
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from distcache.builder.entries import Entries, EntryMemory, read_across
 from distcache.builder.finish import dataset_places, file_size, table_places
-from distcache.builder.section_slice import RowCutter
-from distcache.builder.slices import row_bounds
+from distcache.builder.section_slice import RowCutter, row_bounds
 from distcache.cache.skeleton import front_bytes
 from distcache.corpus import CorpusFacts
 from distcache.plan.assignment import assign

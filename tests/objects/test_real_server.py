@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from distcache.errors import AccessDenied, KeyMismatch, ObjectChanged, ObjectMissing
+from distcache.ranks.sending import CLAIM, create_object
 from distcache.storage.bucket import find_bucket
-from distcache.storage.creation import CLAIM, create_object
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import bucket_of, exists, open_place, read_place, version_at
 from distcache.storage.url import address_of
@@ -115,7 +115,7 @@ def test_a_claim(tmp_path: Path) -> None:
     with pytest.raises(KeyMismatch, match="another file is being uploaded"):
         create_object(url, large)
     bucket_of(url).remove(f"{url}{CLAIM}")
-    from distcache.storage.creation import claim_token  # noqa: PLC0415
+    from distcache.ranks.sending import claim_token  # noqa: PLC0415
 
     bucket_of(url).create(f"{url}{CLAIM}", claim_token(large))
     assert create_object(url, large)

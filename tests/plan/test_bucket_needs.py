@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.plan import bucket_needs as module
-from distcache.plan.bucket_needs import BucketNeeds, BucketOptions, bucket_needs, prefix_warnings
+from distcache.plan import source_needs as module
 from distcache.plan.model import Plan
+from distcache.plan.source_needs import BucketNeeds, BucketOptions, bucket_needs, prefix_warnings
 from tests.plan.test_make import plan_of
 from tests.support.processes import start
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.builder.slices import edges, row_bounds, windows
+from distcache.builder.section_slice import edges, row_bounds, windows
 from distcache.cache.format import SECTIONS
 from distcache.errors import ConfigError, NoSpace
 from distcache.plan.assignment import assign

@@ -50,7 +50,9 @@ KINDS: Final = {
     "tiktoken": TokenizerKind(
         _is_for_tiktoken, "tiktoken_ranks:source_of_file", "tiktoken_ranks:Tiktoken"
     ),
-    "huggingface": TokenizerKind(lambda _path: True, "huggingface:source_of_file", "engines:load"),
+    "huggingface": TokenizerKind(
+        lambda _path: True, "huggingface:source_of_file", "huggingface:load"
+    ),
 }
 
 

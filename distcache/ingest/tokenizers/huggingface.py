@@ -13,9 +13,11 @@ import huggingface_hub
 import tokenizers
 
 from distcache.errors import ConfigError, NotReady
+from distcache.extras import how_to_install
 from distcache.ingest.tokenizers.directory import FILES, source_of_directory, stated_end
 from distcache.ingest.tokenizers.tokenizer import (
     Encoded,
+    Tokenizer,
     TokenizerOptions,
     TokenizerSource,
     encoded_lists,
@@ -25,6 +27,28 @@ from distcache.ingest.tokenizers.tokenizer import (
     read_tokenizer_file,
     refusing,
 )
+from distcache.storage.interruption import require_uninterrupted
+
+
+def load(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
+    """Make a tokenizer of Hugging Face, with the engine that is asked for."""
+    library = HuggingFace(source.name, source.content, options, source.end)
+    if options.engine == "tokenizers":
+        return library
+    try:
+        from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken  # noqa: PLC0415
+
+        return Gigatoken(library, source.content)
+    except ImportError as error:  # missing, or built for another system
+        reason = f"gigatoken cannot be imported ({error}): {how_to_install('fast')}"
+    except ValueError as error:  # it needs what gigatoken does not have
+        reason = str(error)
+    require_uninterrupted()
+    if options.engine == "gigatoken":
+        raise ConfigError(f"--engine gigatoken: {options.name}: {reason}")
+    library.note = reason
+    return library
+
 
 GPT2: Final = re.compile(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\d')  # how a vocabulary of GPT-2 begins
 # End-of-document tokens of common models, if no file names one.

@@ -11,7 +11,7 @@ import pytest
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.plan.problems import plan_warnings
-from distcache.plan.shard_needs import shard_needs
+from distcache.plan.source_needs import shard_needs
 from tests.plan.test_make import plan_of
 from tests.support.mds_corpora import fields_of, index, write_tokens
 from tests.support.mds_writer import write_mds
