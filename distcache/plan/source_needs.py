@@ -1,4 +1,4 @@
-"""What training asks of buckets: requests and bytes, and how a node had best read."""
+"""What training asks of buckets and of shards, and how a node had best read them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Send finished files to a bucket, shared out over ranks; a journal says what is there already.
 
-Objects appear whole and never replace others. The files of a group are sent in their order, and the
+Objects appear whole and never replace others: stores refuse a small object whose name is taken; a
+large one is written in parts, without such a condition, so a small object claims its name until
+then. The files of a group are sent in their order, and the
 groups too, so that what readers look for is the last.
 """
 
