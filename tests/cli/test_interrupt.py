@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.caches import build_here
+from tests.support.caches import build_here, workspace_of
 from tests.support.processes import DISTCACHE, clean_environment, start
 from tests.support.terminal import interrupt, require_sane
 from tests.support.texts import train_bpe
@@ -28,19 +28,21 @@ def test_waiting_for_another(command: str, blend_config: dict[str, Any], tmp_pat
     (tmp_path / "c.json").write_text(json.dumps(blend_config))
     if command == "build":
         words = ["build", tmp_path / "c.json", "-o", tmp_path / "shared", "--name", "c"]
-        locked, seen = tmp_path / "shared" / ".c.h5.building" / "lock", b"waiting for"
-        locked.parent.mkdir(parents=True)
+        other = workspace_of(tmp_path / "shared" / "c.h5")
+        assert other.take()
+        code, shown = interrupt(words, b"waiting for")
+        other.remove()
     else:
         cache = build_here(blend_config, tmp_path, "c").path
         words = ["localize", cache, "--store", tmp_path / "local"]
         done = subprocess.run([DISTCACHE, *words], capture_output=True, check=True)
         assert done.returncode == 0
-        locked, seen = tmp_path / "local" / "lock", b"waiting"
-    with subprocess.Popen(["flock", "--no-fork", str(locked), "sleep", "100"]) as holder:
-        try:
-            code, shown = interrupt(words, seen)
-        finally:
-            holder.kill()
+        locked = tmp_path / "local" / "lock"
+        with subprocess.Popen(["flock", "--no-fork", str(locked), "sleep", "100"]) as holder:
+            try:
+                code, shown = interrupt(words, b"waiting")
+            finally:
+                holder.kill()
     assert code == 8
     assert b"again" in shown
     require_sane(shown)

@@ -11,7 +11,7 @@ from distcache.errors import DistcacheError
 from distcache.ranks.heartbeat import BEATS
 from distcache.ranks.owner import OWNER
 from distcache.ranks.progress import NullProgress
-from distcache.ranks.workspace import Workspace, claim
+from distcache.ranks.workspace import Workspace, claim, empty_directory
 from distcache.storage.files import temporary_name
 
 
@@ -181,3 +181,45 @@ def test_a_heartbeat_while_an_earlier_run_is_resumed(
     monkeypatch.setattr("distcache.ranks.workspace.is_plain_file", look)
     workspace.prepare("stamp")
     assert beat.exists()
+
+
+def test_emptying_a_directory(tmp_path: Path) -> None:
+    """Files, links and directories go; what links lead to stays, and so do names to keep."""
+    (tmp_path / "kept").write_text("")
+    work = tmp_path / "work"
+    (work / "inner" / "more").mkdir(parents=True)
+    (work / "file").write_text("")
+    (work / "mine").write_text("")
+    (work / "link").symlink_to(tmp_path / "kept")
+    (work / "loop").symlink_to(tmp_path)
+    empty_directory(work, ["mine"])
+    assert os.listdir(work) == ["mine"]
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("link", [True, False])
+def test_a_directory_that_a_colleague_has_exchanged(link: bool, tmp_path: Path) -> None:
+    """For a link, or for another directory of this user: nothing in it is removed."""
+    work, other = tmp_path / "work", tmp_path / "other"
+    work.mkdir()
+    other.mkdir()
+    (other / "precious").write_text("")
+    known = os.open(work, os.O_DIRECTORY)
+    work.rename(tmp_path / "aside")
+    if link:
+        work.symlink_to(other)
+    else:
+        other.rename(work)
+    with pytest.raises(OSError, match=str(work)):
+        empty_directory(work, (), known)
+    assert (work / "precious").exists()
+    os.close(known)
+
+
+def test_releasing_a_workspace(tmp_path: Path) -> None:
+    """It is removed if nothing is in it that anybody needs."""
+    for name, stays in (("progress.json", False), ("stamp", True)):
+        workspace = claimed(tmp_path / ".c.ingest")
+        (workspace.path / name).write_text("")
+        workspace.release()
+        assert workspace.path.exists() == stays
