@@ -16,7 +16,7 @@ from distcache.plan.identity import own_fields
 from distcache.storage.url import located
 
 # Fields of a configuration by which samples are cut and shuffled.
-SAME: Final = ("order", "sequence_length", "seed", "split", "add_extra_token")
+CONTINUED_FIELDS: Final = ("order", "sequence_length", "seed", "split", "add_extra_token")
 
 
 def continue_cache(config: Config, wanted: Continue) -> Config:
@@ -76,7 +76,7 @@ def continue_cache(config: Config, wanted: Continue) -> Config:
 
 def _require_alike(config: Config, cache: Cache) -> None:
     """Refuse a cache whose samples are made in another way."""
-    wanted = {name: getattr(config, name) for name in SAME}
+    wanted = {name: getattr(config, name) for name in CONTINUED_FIELDS}
     wanted |= own_fields(config, of_tokens=config.sequence_length > 1)
     names = dict.fromkeys([*wanted, "window", "packing", "bounds", "blend_arithmetic"])
     differing = [

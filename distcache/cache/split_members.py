@@ -53,9 +53,12 @@ class SplitMembers:
         members = members[members["split"] == split.encode("ascii", "replace")]
         alone = members[members["blend"] < 0]
         if not len(members) or not 0 <= number < max(len(alone), 1):
-            count = dataset_count(cache, split)
+            if not (count := dataset_count(cache, split)):
+                raise ConfigError(
+                    f"{cache.path}: has no split {split!r}; it has {', '.join(cache.splits)}"
+                )
             raise ConfigError(
-                f"{cache.path}: split {split!r} has {count} datasets, numbered from 0; there is no "
+                f"{cache.path}: split {split!r} has {count} datasets, counted from 0, and no "
                 f"number {number}"
             )
         self.cache = cache

@@ -32,14 +32,14 @@ from distcache.ledger.trace_table import (
     write_documents,
     write_parquet,
 )
-from distcache.ledger.traced_run import DealtSamples, TracedRun
+from distcache.ledger.traced_run import StepSamples, TracedRun
 from distcache.ledger.wanted import wanted_sequences
 from distcache.megatron.run_options import run_of_command
 from distcache.megatron.training_log import LoggedJob, parse_log
 from distcache.storage.units import counted
 from distcache.storage.url import path_only
 
-Traced = tuple[Trace, Iterator[DealtSamples]]
+Traced = tuple[Trace, Iterator[StepSamples]]
 """A split, and samples of it that are asked for."""
 
 RANGE: Final = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")

@@ -16,7 +16,7 @@ from distcache.corpus.receipt import VIEWS, Ancestor, InputReceipt, Receipt, fin
 from distcache.errors import CorpusError, DistcacheError
 from distcache.storage.url import is_url
 
-FEW: Final = 4096  # numbers that are searched for without a copy of all that are mapped
+MAX_BISECTED: Final = 4096  # numbers that are searched for without a copy of all that are mapped
 BLOCK_DOCUMENTS: Final = 1 << 20  # documents
 MAX_VIEW_BYTES: Final = 192 << 20  # bytes of the documents of a view; a receipt has a third more
 MOST_VIEWS: Final = 32  # of one another
@@ -25,7 +25,7 @@ COPIES: Final = ("merge", "convert", "materialize")
 
 def find_sorted(mapped: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how many numbers of an ascending, unaligned array are at most each value."""
-    if len(values) <= FEW:
+    if len(values) <= MAX_BISECTED:
         found = [bisect.bisect_right(mapped, value) for value in values.tolist()]
         return np.array(found, np.int64)
     return np.searchsorted(mapped, values, "right")

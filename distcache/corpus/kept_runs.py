@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distcache.errors import CorpusError
 
-MOST: Final = 1 << 62
+MAX_ROWS: Final = 1 << 62
 
 
 def encode_numbers(values: NDArray[np.int64]) -> bytes:
@@ -67,7 +67,7 @@ class KeptRuns:
         runs = decode_numbers(data)
         if len(runs) % 2:
             raise CorpusError("a receipt has a run of kept numbers without one of dropped numbers")
-        if runs.sum(dtype=np.float64) >= MOST:
+        if runs.sum(dtype=np.float64) >= MAX_ROWS:
             raise CorpusError("a receipt has runs of more numbers than there can be")
         # Kept numbers before each run of dropped ones, and dropped numbers up to its end.
         self._kept: NDArray[np.int64] = np.cumsum(runs[::2])

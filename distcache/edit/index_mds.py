@@ -28,15 +28,15 @@ from distcache.corpus.mds.shard_table import read_table, shards_path, write_tabl
 from distcache.corpus.mds.stored_shard import StoredShard, find_shard
 from distcache.corpus.receipt import Origin, Receipt
 from distcache.edit.mds_records import (
-    NewNumbers,
+    SampleIndexReader,
+    SampleIndexWriter,
     SetFacts,
     ShardRecord,
     Totals,
-    WrittenNumbers,
     aligned,
-    by_sequences,
+    batches_of_records,
+    common_type,
     damaged_record,
-    one_type,
     receipt_of_sets,
     record_of,
     table_of,
@@ -277,7 +277,7 @@ class _Indexing:
         mine = on_all_ranks(communicator, lambda: self._scan(attempt), "indexing shards")
         totals = communicator.allgather(totals_of(mine), Totals, "what is indexed")
         before = totals[: communicator.rank]
-        dtype = on_rank_0(communicator, lambda: one_type(totals, self._options), str, "tokens")
+        dtype = on_rank_0(communicator, lambda: common_type(totals, self._options), str, "tokens")
         kept = sum(total.sequences for total in totals)
         plan = IdxPlan(code_of(token_type(dtype)), kept, kept)
         prefix = self._output.unfinished(0)
@@ -340,7 +340,10 @@ class _Indexing:
         todo = [entry for entry in entries if entry[0] not in done]
         rank = self._communicator.rank
         journal = directory / f"index.{attempt}.{rank}.jsonl"
-        with Journal(journal, left) as lines, NewNumbers(directory, attempt, rank) as numbers:
+        with (
+            Journal(journal, left) as lines,
+            SampleIndexWriter(directory, attempt, rank) as numbers,
+        ):
             scanner = _Scanner(self._options, lines, numbers, self._watch)
             made = map_in_threads(scanner.scan, todo, self._threads)
         found = done | {record.shard: record for record in made}
@@ -363,9 +366,9 @@ class _Indexing:
         with (
             no_space_as_error(path),
             closing_fd(open_to_write(path)) as descriptor,
-            WrittenNumbers(self._output.directory) as numbers,
+            SampleIndexReader(self._output.directory) as numbers,
         ):
-            for some in by_sequences(kept):
+            for some in batches_of_records(kept):
                 lengths, pointers = zip(*map(numbers.of, some), strict=True)
                 sizes = [aligned(record.raw_size) for record in some]
                 bases = base + np.cumsum([0, *sizes])
@@ -398,7 +401,7 @@ class _Scanner:
     """Scans shards, in several threads, each with room for one."""
 
     def __init__(
-        self, options: MdsOptions, journal: Journal, numbers: NewNumbers, progress: Progress
+        self, options: MdsOptions, journal: Journal, numbers: SampleIndexWriter, progress: Progress
     ) -> None:
         self._options = options
         self._journal = journal

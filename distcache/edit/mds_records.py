@@ -161,7 +161,7 @@ def totals_of(records: Iterable[ShardRecord]) -> Totals:
     )
 
 
-def one_type(totals: Sequence[Totals], options: MdsOptions) -> str:
+def common_type(totals: Sequence[Totals], options: MdsOptions) -> str:
     """Return the type of the tokens of all ranks.
 
     Raises
@@ -251,7 +251,7 @@ def _input_receipt(entry: SetFacts, records: Sequence[ShardRecord]) -> InputRece
     )
 
 
-class NewNumbers:
+class SampleIndexWriter:
     """A file of lengths and pointers, to which the threads of a rank append."""
 
     def __init__(self, directory: Path, attempt: str, rank: int) -> None:
@@ -260,7 +260,7 @@ class NewNumbers:
         self._end = 0
         self._lock = threading.Lock()
 
-    def __enter__(self) -> NewNumbers:
+    def __enter__(self) -> SampleIndexWriter:
         self._stream = recreate(self._path)
         return self
 
@@ -276,7 +276,7 @@ class NewNumbers:
         return begin
 
 
-class WrittenNumbers(ExitStack):
+class SampleIndexReader(ExitStack):
     """The lengths and pointers that this job and those before it have left in a directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -306,7 +306,7 @@ class WrittenNumbers(ExitStack):
         return np.frombuffer(data[:middle], "<i4"), np.frombuffer(data[middle:], "<u4")
 
 
-def by_sequences(records: Sequence[ShardRecord]) -> Iterator[list[ShardRecord]]:
+def batches_of_records(records: Sequence[ShardRecord]) -> Iterator[list[ShardRecord]]:
     """Yield successive records, with about BLOCK_SEQUENCES sequences at a time."""
     ends = np.cumsum([0, *(record.sequences for record in records)])
     for _, some in itertools.groupby(

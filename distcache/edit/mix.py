@@ -116,7 +116,7 @@ def mix(
         if recipe.passed:
             watch.note(f"these fields are not used: {_by_name(recipe.passed)}")
         on_rank_0(communicator, lambda: _make_room(directory), None, "making room")
-        streams = _brought(communicator, asked, directory, watch)
+        streams = _download_sets(communicator, asked, directory, watch)
         own = own_share(communicator, streams)
         watch.phase("indexing data sets", len(own))
         found = on_all_ranks(
@@ -141,7 +141,7 @@ def _by_name(fields: Sequence[str]) -> str:
     )
 
 
-def _brought(
+def _download_sets(
     communicator: Communicator, streams: Sequence[MixStream], directory: str, progress: Progress
 ) -> list[MixStream]:
     """Bring the shards of data sets in buckets, and return all with their directories. Collective.

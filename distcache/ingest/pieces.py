@@ -17,7 +17,7 @@ from distcache.ranks.partition import balance
 
 SMALLEST: Final = 1 << 20  # bytes; ten to five hundred milliseconds of work for a tokenizer
 ROUND: Final = 4 << 20  # bytes for each rank: ranks that meet take time from their workers
-MOST: Final = 1 << 16  # pieces of an ingest, roughly; facts about each are kept
+MAX_PIECES: Final = 1 << 16  # pieces of an ingest, roughly; facts about each are kept
 
 
 class InputPiece(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class InputPiece(msgspec.Struct, frozen=True):
 
 def piece_bytes(inputs: Sequence[Input]) -> int:
     """Return the size of pieces: small enough to balance, large enough to be few."""
-    return max(SMALLEST, sum(entry.size for entry in inputs) // MOST)
+    return max(SMALLEST, sum(entry.size for entry in inputs) // MAX_PIECES)
 
 
 def make_pieces(inputs: Sequence[Input], step: int, *, lines: bool) -> list[InputPiece]:

@@ -10,7 +10,7 @@ from distcache.ledger.report_document import Report, ReportWarning
 MANY_PASSES: Final = 4.0  # more are said to be worth little (Muennighoff et al. 2023)
 OFF_WEIGHT: Final = 0.01  # difference of a share from its weight
 UNEVEN: Final = 0.05  # difference of a share in a window from that of all
-FEW: Final = 3  # samples by which windows differ anyway
+SAMPLES_OF_CHANCE: Final = 3  # samples by which windows differ anyway
 HEAVY_STEP: Final = 3.0  # times the median
 MUCH_PADDING: Final = 0.05
 IN_ORDER: Final = 0.5  # correlation from which samples, or lengths, are in order
@@ -113,7 +113,7 @@ def _of_order(report: Report) -> Iterator[ReportWarning]:
                 number,
             )
     windows = report.windows
-    differs = windows.difference > max(UNEVEN, FEW / windows.samples)
+    differs = windows.difference > max(UNEVEN, SAMPLES_OF_CHANCE / windows.samples)
     if windows.count > 1 and differs and report.phases == 1:
         one = report.corpora[windows.difference_corpus]
         begin = windows.difference_window * windows.samples

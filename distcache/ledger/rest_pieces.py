@@ -137,7 +137,7 @@ def _cut(visits: Visits, numbers: NDArray[np.int64], lengths: NDArray[np.int64])
     return Pieces(sequences[kept], places[kept], ends[kept], (sums - before)[kept])
 
 
-def left_once_more(pieces: Pieces, level: int) -> Pieces:
+def runs_left(pieces: Pieces, level: int) -> Pieces:
     """Return the runs of tokens that are left at least so often.
 
     Parameters
@@ -233,7 +233,7 @@ class Cover:
             more = False
             for chunk in self._chunks:
                 remaining = chunk.left(passes)
-                runs = left_once_more(remaining, level)
+                runs = runs_left(remaining, level)
                 more |= bool((remaining.times > level).any())
                 sequences = chunk.first + runs.sequences
                 if not fragments:

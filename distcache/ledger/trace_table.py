@@ -17,7 +17,7 @@ from distcache.corpus.source_rows import UNKNOWN, grouped
 from distcache.errors import ConfigError
 from distcache.extras import needing
 from distcache.ledger.trace import Trace
-from distcache.ledger.traced_run import DealtSamples
+from distcache.ledger.traced_run import StepSamples
 from distcache.storage.files import atomic_write, no_space_as_error
 
 # Columns, and the type of each in Parquet.
@@ -60,12 +60,12 @@ Column = NDArray[Any] | Words | None
 """Numbers, negative for those that are not known, or text; None if nothing is known."""
 
 
-def columns_of(found: DealtSamples, trace: Trace, *, sources: bool = True) -> dict[str, Column]:
+def columns_of(found: StepSamples, trace: Trace, *, sources: bool = True) -> dict[str, Column]:
     """Return the columns of some samples, with a row for each part.
 
     Parameters
     ----------
-    found : DealtSamples
+    found : StepSamples
         The samples.
     trace : Trace
         The split that they are of.
@@ -99,7 +99,7 @@ def columns_of(found: DealtSamples, trace: Trace, *, sources: bool = True) -> di
     return columns
 
 
-def _documents(found: DealtSamples, trace: Trace) -> NDArray[np.int32]:
+def _documents(found: StepSamples, trace: Trace) -> NDArray[np.int32]:
     """Return the document of each part."""
     traced = found.traced
     if all(trace.is_plain(corpus) for corpus in np.unique(traced.corpora).tolist()):
@@ -110,7 +110,7 @@ def _documents(found: DealtSamples, trace: Trace) -> NDArray[np.int32]:
     return documents
 
 
-def _sources(found: DealtSamples, trace: Trace, corpora: NDArray[np.int32]) -> dict[str, Column]:
+def _sources(found: StepSamples, trace: Trace, corpora: NDArray[np.int32]) -> dict[str, Column]:
     """Return the source file of each part, and the row or line of it."""
     words: dict[str, int] = {}
     codes = np.full(len(corpora), UNKNOWN, np.int32)
@@ -197,7 +197,7 @@ def write_parquet(path: str | Path, parts: Iterable[Mapping[str, Column]]) -> in
     return rows
 
 
-def documents_in(found: Iterable[DealtSamples], trace: Trace) -> dict[int, NDArray[np.int64]]:
+def documents_in(found: Iterable[StepSamples], trace: Trace) -> dict[int, NDArray[np.int64]]:
     """Return the documents that samples have, by the number of their corpus, ascending."""
     parts: dict[int, list[NDArray[np.int64]]] = {}
     for some in found:

@@ -16,7 +16,7 @@ from distcache.megatron.sampling import Order
 CHUNK_SAMPLES: Final = 1 << 20  # samples
 
 
-class DealtSamples(NamedTuple):
+class StepSamples(NamedTuple):
     """Samples, and where training got them.
 
     Attributes
@@ -61,7 +61,7 @@ class TracedRun:
         self.steps = steps
         self.order: Order = sampling.order(len(trace))
 
-    def of_steps(self, steps: Steps) -> Iterator[DealtSamples]:
+    def of_steps(self, steps: Steps) -> Iterator[StepSamples]:
         """Yield the samples of steps, in their order; raises as `Trace.samples`."""
         sizes = steps.ends - steps.begins
         ends = np.cumsum(sizes)
@@ -76,7 +76,7 @@ class TracedRun:
                 + before
             )
             positions = self._positions(steps.take(np.arange(first, last)))
-            yield DealtSamples(
+            yield StepSamples(
                 self.trace.samples(positions), steps, rows, self.sampling.deal(within)
             )
             first = last
@@ -88,13 +88,13 @@ class TracedRun:
         ranges = [(int(steps.begins[a]), int(steps.ends[b - 1])) for a, b in bounds if a < b]
         return np.concatenate([np.empty(0, np.int64), *(self.order.ids(*one) for one in ranges)])
 
-    def of_positions(self, positions: range | NDArray[np.int64]) -> Iterator[DealtSamples]:
+    def of_positions(self, positions: range | NDArray[np.int64]) -> Iterator[StepSamples]:
         """Yield the samples at positions, without steps; raises as `Trace.samples`."""
         for begin in range(0, len(positions), CHUNK_SAMPLES):
             some = np.asarray(positions[begin : begin + CHUNK_SAMPLES], np.int64)
-            yield DealtSamples(self.trace.samples(some), None, np.empty(0, np.int64), None)
+            yield StepSamples(self.trace.samples(some), None, np.empty(0, np.int64), None)
 
-    def find(self, wanted: Mapping[int, NDArray[np.int64]]) -> Iterator[DealtSamples]:
+    def find(self, wanted: Mapping[int, NDArray[np.int64]]) -> Iterator[StepSamples]:
         """Yield the samples with a token of wanted sequences, with only the parts of these.
 
         Parameters
@@ -112,7 +112,7 @@ class TracedRun:
             some = slice(begin, begin + CHUNK_SAMPLES)
             dealt = self.sampling.deal(places[some] - steps.begins[rows[some]])
             traced = only_wanted(self.trace.samples(own[some]), wanted)
-            yield DealtSamples(traced, steps, rows[some], dealt)
+            yield StepSamples(traced, steps, rows[some], dealt)
 
     def _places(
         self, positions: NDArray[np.int64], steps: Steps

@@ -83,7 +83,7 @@ def ramp_of(training: Training, batch: int) -> Ramp | None:
     return Ramp(start, increment, samples, steps, batch)
 
 
-def steps_of(training: Training) -> list[tuple[int, int]]:
+def batch_size_steps(training: Training) -> list[tuple[int, int]]:
     """Return (first sample, batch size) pairs of a schedule.
 
     Raises
@@ -140,7 +140,7 @@ def batch_sizes(training: Training, count: int) -> NDArray[np.int64]:
     if training.step_batch_size_schedule:
         if training.decrease_batch_size_if_needed:
             raise ConfigError("--step-batch-size-schedule: batches are not decreased with it")
-        return _scheduled(steps_of(training), count)
+        return _scheduled(batch_size_steps(training), count)
     batch, unit = global_batch_size(training), 1
     if training.decrease_batch_size_if_needed:
         if not training.micro_batch_size or not training.data_parallel_size:

@@ -42,7 +42,10 @@ PART: Final = re.compile(
 # What sends the output of a command elsewhere.
 REDIRECTION: Final = re.compile(r"(?:\d|&)?>>?(?:&\d|&-)?")
 OPTION: Final = re.compile(r"-+[A-Za-z_]")  # negative numbers are values
-LIKE: Final = (0.9, 0.95)  # similarity of misspelt names: of short ones, and from `LONG` letters
+SIMILARITY: Final = (
+    0.9,
+    0.95,
+)  # similarity of misspelt names: of short ones, and from `LONG` letters
 LONG: Final = 16
 
 
@@ -225,7 +228,8 @@ def _misspelt(name: str, known: Iterable[str]) -> str | None:
         if (
             dashed == other
             or (same_length and (differing == 1 or sorted(dashed) == sorted(other)))
-            or difflib.SequenceMatcher(None, dashed, other).ratio() >= LIKE[len(dashed) >= LONG]
+            or difflib.SequenceMatcher(None, dashed, other).ratio()
+            >= SIMILARITY[len(dashed) >= LONG]
         ):
             return other
     return None

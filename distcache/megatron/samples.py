@@ -10,7 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from distcache.errors import ConfigError
-from distcache.megatron.batch_sizes import LONGEST_RAMP, global_batch_size, ramp_of, steps_of
+from distcache.megatron.batch_sizes import (
+    LONGEST_RAMP,
+    batch_size_steps,
+    global_batch_size,
+    ramp_of,
+)
 from distcache.megatron.training_options import Training, require_counts
 from distcache.plan.config import Samples
 
@@ -95,7 +100,7 @@ def _iterations(training: Training, batch: int) -> int:
         return training.train_iters
     total = training.train_samples or 0
     if training.step_batch_size_schedule:
-        steps = steps_of(training)
+        steps = batch_size_steps(training)
         iterations = consumed = 0
         ends = [begin for begin, _ in steps[1:]] + [total]
         for (_, size), end in zip(steps, ends, strict=True):

@@ -15,8 +15,8 @@ from distcache.storage.files import FileVersion
 from distcache.storage.place import bucket_of, import_client, version_at
 from distcache.storage.url import is_url
 
-FEW: Final = 16  # objects of a directory, for which a listing is not worth it
-MOST: Final = 4  # objects in a directory for each that is looked for
+MIN_LISTED: Final = 16  # objects of a directory, for which a listing is not worth it
+MAX_OTHERS: Final = 4  # objects in a directory for each that is looked for
 
 UNLISTED: Final = "unlisted"
 # Of all blocks of this process, whose threads share a listing.
@@ -36,10 +36,10 @@ def listed(paths: Iterable[str]) -> Iterator[None]:
     told: dict[str, FileVersion | None] = {}
     for directory, urls in groups.items():
         import_client(directory)
-        if len(urls) >= FEW:
+        if len(urls) >= MIN_LISTED:
             # Who may not list, or gets no answer, asks for each, and hears why.
             with contextlib.suppress(DistcacheError):
-                found = bucket_of(directory).versions_below(directory, MOST * len(urls))
+                found = bucket_of(directory).versions_below(directory, MAX_OTHERS * len(urls))
                 told |= {} if found is None else _trusted(urls, found)
     before = {url: _known[url] for url in told if url in _known}
     _known.update(told)

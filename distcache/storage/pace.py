@@ -11,7 +11,7 @@ from typing import Final
 
 FIRST: Final = 32
 LEAST: Final = 4
-MOST: Final = 128
+MAX_WINDOW: Final = 128
 _background: ContextVar[bool] = ContextVar("background", default=False)
 LONGEST_WAIT: Final = 60.0  # seconds, which threads count with; longer ones are in parts
 QUIET: Final = 1.0  # seconds: requests that were sent together are slowed down once
@@ -36,7 +36,9 @@ class Window:
         Requests at a time.
     """
 
-    def __init__(self, first: float = FIRST, least: float = LEAST, most: float = MOST) -> None:
+    def __init__(
+        self, first: float = FIRST, least: float = LEAST, most: float = MAX_WINDOW
+    ) -> None:
         self.size = self._first = first
         self._least = least
         self._most = most

@@ -15,7 +15,7 @@ import msgspec
 from distcache.errors import ConfigError
 
 SCALE: Final = "DISTCACHE_TIMEOUT_SCALE"
-MOST: Final = 100_000  # the longest limit is then 45 years
+MAX_SCALE: Final = 100_000  # the longest limit is then 45 years
 
 
 class TimeLimits(msgspec.Struct, frozen=True):
@@ -62,8 +62,8 @@ def limits() -> TimeLimits:
         scale = float(text)
     except ValueError:
         scale = math.nan
-    if not 0 < scale <= MOST:
-        raise ConfigError(f"{SCALE}={text!r}: expected a number from 0 to {MOST}, such as 2")
+    if not 0 < scale <= MAX_SCALE:
+        raise ConfigError(f"{SCALE}={text!r}: expected a number from 0 to {MAX_SCALE}, such as 2")
     return TimeLimits(
         **{name: scale * value for name, value in msgspec.structs.asdict(TimeLimits()).items()}
     )

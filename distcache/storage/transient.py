@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 Result = TypeVar("Result")
 
-ATTEMPTS: Final = 8
+MAX_ATTEMPTS: Final = 8
 FIRST_PAUSE: Final = 0.05  # seconds; each is twice the last, and a factor of 0.5 to 1.5
 # What a network filesystem returns while a server restarts or a connection is restored.
 TRANSIENT: Final = frozenset(
@@ -45,7 +45,7 @@ def retried(action: Callable[[], Result]) -> Result:
     OSError
         If an error does not pass.
     """
-    for attempt in range(1, ATTEMPTS):
+    for attempt in range(1, MAX_ATTEMPTS):
         try:
             return action()
         except OSError as error:

@@ -16,11 +16,11 @@ from typing import Final
 
 from distcache.errors import CorpusError, NotReady
 from distcache.storage.files import open_sized, raise_descriptor_limit, read_range
-from distcache.storage.transient import ATTEMPTS, TRANSIENT, pause_before, retried
+from distcache.storage.transient import MAX_ATTEMPTS, TRANSIENT, pause_before, retried
 
 FILES_PER_READER: Final = 56  # that each reader may always have open: those of a part of a batch
-MOST: Final = 8192  # open files of a process, even if its limit is higher
-RESERVE: Final = 128  # descriptors for the rest of the process; of a low limit, a quarter
+MAX_OPEN_FILES: Final = 8192  # open files of a process, even if its limit is higher
+SPARE_DESCRIPTORS: Final = 128  # descriptors for the rest of the process; of a low limit, a quarter
 File = tuple[str, int]
 """A path, and the bytes that the file must have."""
 
@@ -33,8 +33,8 @@ def descriptor_budget() -> int:
     request to the metadata server of a shared filesystem.
     """
     soft = raise_descriptor_limit()
-    free = soft - len(os.listdir("/proc/self/fd")) - min(RESERVE, soft // 4)
-    return max(min(free, MOST), FILES_PER_READER)
+    free = soft - len(os.listdir("/proc/self/fd")) - min(SPARE_DESCRIPTORS, soft // 4)
+    return max(min(free, MAX_OPEN_FILES), FILES_PER_READER)
 
 
 class _Count:
@@ -170,7 +170,7 @@ class TokenFiles:
         """
         if error < 0:
             raise CorpusError(f"{path}: ends before byte {byte}; it was cut short while open")
-        if error not in TRANSIENT or attempt >= ATTEMPTS:
+        if error not in TRANSIENT or attempt >= MAX_ATTEMPTS:
             raise OSError(error, f"{os.strerror(error)} at byte {byte}", path)
         self.drop(path)
         time.sleep(pause_before(attempt))

@@ -134,7 +134,7 @@ def test_what_cannot_be_asked_is_refused(cache: Path, tmp_path: Path) -> None:
         (["--steps", "1", "--global-batch-size", "8", "--datset", "1"], "did you mean --dataset?"),
         (["--steps", "1", "--global-batch-size", "8", "--micro-batch-size", "0"], "be positive"),
         (["--find", f"{cache.parent.parent}/corpora/short:9999"], "has 200 documents"),
-        (["--positions", "1", "--split", "test"], "there is no number 0"),
+        (["--positions", "1", "--split", "test"], "has no split 'test'"),
         (
             ["--positions", "1", "--text", "1"],
             "no receipt names a tokenizer; give --tokenizer FILE",

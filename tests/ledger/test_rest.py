@@ -18,7 +18,7 @@ from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import find_receipt
 from distcache.errors import CacheCorrupt, ConfigError, KeyMismatch
 from distcache.ledger.rest import RestOptions, Trained, write_rest
-from distcache.ledger.rest_pieces import Pieces, left_once_more
+from distcache.ledger.rest_pieces import Pieces, runs_left
 from distcache.ledger.steps import Sampling
 from distcache.ledger.trace import trace
 from distcache.ranks.communicator import SerialCommunicator
@@ -65,9 +65,9 @@ def train_range(path: Path, corpus: int) -> slice:
 def test_nothing_is_left_once_more_of_nothing() -> None:
     """All tokens were inputs as often as they shall be."""
     none = np.empty(0, np.int64)
-    found = left_once_more(Pieces(np.array([3]), np.array([0]), np.array([9]), np.array([0])), 1)
+    found = runs_left(Pieces(np.array([3]), np.array([0]), np.array([9]), np.array([0])), 1)
     assert [part.tolist() for part in found] == [[]] * 4
-    assert [part.tolist() for part in left_once_more(Pieces(*[none] * 4), 1)] == [[]] * 4
+    assert [part.tolist() for part in runs_left(Pieces(*[none] * 4), 1)] == [[]] * 4
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

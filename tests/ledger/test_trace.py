@@ -70,7 +70,7 @@ def test_several_validation_sets_are_traced_apart(tmp_path: Path) -> None:
     for number in range(3):
         found = trace(path, "valid", dataset=number)
         assert set(found.samples(np.arange(len(found))).corpora.tolist()) == {number}
-    with pytest.raises(ConfigError, match="there is no number 3"):
+    with pytest.raises(ConfigError, match="has 3 datasets, counted from 0, and no number 3"):
         trace(path, "valid", dataset=3)
 
 

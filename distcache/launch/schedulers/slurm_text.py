@@ -15,7 +15,7 @@ from distcache.launch.schedulers.scheduler import NOT_EVERYWHERE, Scheduler, Sha
 
 OPTION: Final = re.compile(r"(?P<name>--[a-z][a-z0-9-]*)(=(?P<value>.*))?")
 # Options of the job's files, by which it is followed.
-OURS: Final = "--array --chdir --error --input --output --parsable --wrap"
+OWN_DIRECTIVES: Final = "--array --chdir --error --input --output --parsable --wrap"
 # Variables that are not named after an option which a script may have.
 VARIABLES: Final = {"TIME": "TIMELIMIT", "MEM": "MEM_PER_NODE"}
 ALWAYS: Final = ("ARRAY_INX", "ERROR", "EXPORT", "MEM_PER_CPU", "MEM_PER_GPU", "NO_REQUEUE", "WAIT")
@@ -56,7 +56,7 @@ def _read_directive(text: str) -> str:
         raise ConfigError(
             f"--directive {text!r}: expected an option of sbatch, such as --gres=gpu:1"
         )
-    if found["name"] in OURS.split():
+    if found["name"] in OWN_DIRECTIVES.split():
         raise ConfigError(f"--directive {text!r}: distcache finds the job's files by this one")
     return f"{found['name']}={shlex.quote(found['value'])}" if found["value"] else text
 

@@ -36,7 +36,7 @@ from distcache.storage.files import open_sized, open_unnamed, version_of, write_
 from distcache.storage.pace import in_background
 from distcache.storage.place import FilePlace, Place, bucket_of
 from distcache.storage.timeouts import limits
-from distcache.storage.transient import ATTEMPTS, TRANSIENT, pause_before
+from distcache.storage.transient import MAX_ATTEMPTS, TRANSIENT, pause_before
 from distcache.storage.url import is_url
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _unpack(source: Source, out: NDArray[np.uint8]) -> None:
         except CorpusError as error:
             cause = error.__cause__
             passes = isinstance(cause, OSError) and cause.errno in TRANSIENT
-            if not passes or attempt >= ATTEMPTS:
+            if not passes or attempt >= MAX_ATTEMPTS:
                 raise
             time.sleep(pause_before(attempt))
         else:
