@@ -15,8 +15,7 @@ import msgspec
 
 from distcache.cache.contents import read_contents
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
-from distcache.ranks.heartbeat import Monitor
-from distcache.ranks.owner import is_owned
+from distcache.ranks.owner import Monitor, is_owned
 from distcache.ranks.workspace import hidden_directory
 from distcache.storage.timeouts import limits
 from distcache.storage.url import is_url, located

@@ -11,8 +11,6 @@ import os
 import secrets
 import socket
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -82,49 +80,6 @@ def _open(path: Path) -> int | None:
         raise
     except OSError:
         return None
-
-
-class Monitor:
-    """Watches the heartbeat of a job, by the clock of this process only.
-
-    Parameters
-    ----------
-    directory : Path
-        Directory of the job's unfinished files.
-    clock : callable
-        Seconds.
-
-    Attributes
-    ----------
-    beat : Beat or None
-        The last heartbeat.
-    hidden : bool
-        Whether this user may not read it; then nothing is known of the job.
-    """
-
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._directory = directory
-        self._clock = clock
-        self._beat = clock()
-        self.beat: Beat | None = None
-        self.hidden = False
-
-    def look(self) -> None:
-        """Read the heartbeat."""
-        now, before = self._clock(), self.beat
-        self.hidden = False
-        try:
-            self.beat = read_beat(self._directory)
-        except PermissionError:
-            self.hidden = True
-            return
-        if self.beat != before:
-            self._beat = now
-
-    @property
-    def silence(self) -> float:
-        """Seconds since the last heartbeat."""
-        return self._clock() - self._beat
 
 
 class Heartbeat:

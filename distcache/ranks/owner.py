@@ -11,10 +11,11 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from distcache.ranks.heartbeat import VISIBLE
+from distcache.ranks.heartbeat import VISIBLE, Beat, read_beat
 from distcache.ranks.job_environment import NODE_NAME
 from distcache.storage.files import closing_fd, no_space_as_error, set_mode
 
@@ -86,6 +87,52 @@ def is_owned(directory: Path) -> bool:
     except OSError:
         return True
     return owner is not None and _lives(owner) is not False
+
+
+class Monitor:
+    """Watches the owner of a workspace and its heartbeat, by the clock of this process only.
+
+    Parameters
+    ----------
+    directory : Path
+        Directory of the job's unfinished files.
+    clock : callable
+        Seconds.
+
+    Attributes
+    ----------
+    beat : Beat or None
+        The last heartbeat.
+    hidden : bool
+        Whether this user may not read it; then nothing is known of the job.
+    """
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._since = clock()
+        self._owner: bytes | None = None
+        self.beat: Beat | None = None
+        self.hidden = False
+
+    def look(self) -> None:
+        """Read the heartbeat, and who the owner is."""
+        before = self.beat, self._owner
+        try:
+            self.beat, self._owner = read_beat(self._directory), _read(self._directory / OWNER)
+        except PermissionError:
+            self.hidden = True
+            return
+        except OSError:  # of a directory that goes, on a network filesystem
+            return
+        self.hidden = False
+        if (self.beat, self._owner) != before:
+            self._since = self._clock()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last heartbeat, or the last change of owner."""
+        return self._clock() - self._since
 
 
 class Owner:

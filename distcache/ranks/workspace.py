@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from distcache.errors import ConfigError, DistcacheError
-from distcache.ranks.heartbeat import BEATS, Monitor
-from distcache.ranks.owner import OWNER, Owner
+from distcache.ranks.heartbeat import BEATS
+from distcache.ranks.owner import OWNER, Monitor, Owner
 from distcache.ranks.progress import Progress
 from distcache.storage.files import (
     atomic_write,
