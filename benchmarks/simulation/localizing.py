@@ -1,18 +1,15 @@
-"""Localizing to N nodes, chunk by chunk, for each transport.
+"""Localizing to N nodes, round by round, for each transport.
 
-All nodes are alike, so one of them stands for all: what is simulated is the way of every chunk from
-the shared filesystem over the network to the disk, with the windows and backlogs of the real ones.
+All nodes are alike, so one of them stands for all: what is simulated is the way of every round from
+the shared filesystem over the network to the disk, three of which are under way.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass
 
-from distcache.node.arriving import BACKLOG, FILES_AHEAD
-from distcache.ranks.mpi import CHAIN_PIECE, LONGEST_CHAIN
-from distcache.ranks.striped_broadcast import AHEAD, CHUNK, WINDOW
+from distcache.ranks.gather_rounds import ROUND
 
 RING_CHUNK = 1 << 20
 AT_ONCE = 64  # nodes that copy at a time
@@ -57,39 +54,21 @@ def copy(site: Site, size: int, nodes: int) -> float:
     return seconds
 
 
-def stripes(site: Site, size: int, nodes: int) -> float:
-    """Piece p is read by node p mod N, and broadcast to all; `localize`."""
-    chunks = math.ceil(size / CHUNK)
-    ahead = min(nodes * AHEAD, FILES_AHEAD, chunks)
-    reading = min(site.shared / ahead, site.shared_node / math.ceil(ahead / nodes))
-    delay = _broadcast_delay(site, nodes)
-    # What comes over a node's own card, if files and messages share it.
-    received = CHUNK / site.network * (1.0 if site.one_card else (nodes - 1) / nodes)
-    started: deque[float] = deque([0.0] * ahead, ahead)
-    arrived: deque[float] = deque([0.0] * WINDOW, WINDOW)
-    written: deque[float] = deque([0.0] * BACKLOG, BACKLOG)
-    last_read = last_arrived = last_written = 0.0
-    for _ in range(chunks):
-        # So many chunks are read at a time, and no further ahead of the broadcasts.
-        last_read = max(last_read, started[0] + CHUNK / reading)
-        begin = max(last_read, arrived[0], written[0])
-        started.append(begin)
-        last_arrived = max(begin + delay, last_arrived + received)
-        arrived.append(last_arrived)
-        last_written = max(last_arrived, last_written) + CHUNK / site.disk
-        written.append(last_written)
-    return last_written
-
-
-def _broadcast_delay(site: Site, nodes: int) -> float:
-    """A chain of pieces, or scatter and ring allgather, as MPI libraries broadcast."""
-    if nodes == 1:
-        return 0.0
-    if nodes <= LONGEST_CHAIN:
-        piece = CHAIN_PIECE / site.network + site.latency
-        return (CHUNK / CHAIN_PIECE + nodes - 2) * piece
-    steps = math.ceil(math.log2(nodes)) + nodes - 1
-    return 2 * CHUNK / site.network * (nodes - 1) / nodes + steps * site.latency
+def rounds(site: Site, size: int, nodes: int) -> float:
+    """All read a share of each round, which an allgather gives to all; `localize`."""
+    reading = min(site.shared, nodes * site.shared_node)
+    read = arrived = written = written_before = 0.0
+    for begin in range(0, size, ROUND):
+        nbytes = min(ROUND, size - begin)
+        if not begin:
+            read = nbytes / reading
+        started = max(read, arrived, written_before)
+        read = started + nbytes / reading  # the next round
+        # What comes over a node's own card, if files and messages share it.
+        received = nbytes / site.network * (1.0 if site.one_card else (nodes - 1) / nodes)
+        arrived = started + (0.0 if nodes == 1 else received + (nodes - 1) * site.latency)
+        written_before, written = written, max(arrived, written) + nbytes / site.disk
+    return written
 
 
 def ring(site: Site, size: int, nodes: int) -> float:
@@ -112,7 +91,7 @@ def sbcast(site: Site, size: int, nodes: int) -> float:
     return size * (1 / min(site.shared, site.shared_node) + copies / site.network + 1 / site.disk)
 
 
-TRANSPORTS = {"copy": copy, "mpi": stripes, "ring": ring, "sbcast": sbcast}
+TRANSPORTS = {"copy": copy, "mpi": rounds, "ring": ring, "sbcast": sbcast}
 
 
 def simulate(transport: str, site: Site, size: int, nodes: int) -> float:

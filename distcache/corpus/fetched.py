@@ -7,6 +7,7 @@ are: nothing but training reads them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import shutil
@@ -23,9 +24,9 @@ from distcache.corpus.receipt import receipt_path
 from distcache.errors import AccessDenied, DistcacheError
 from distcache.ranks.agreement import on_all_ranks, spread
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.gather_rounds import Buffer, chunk_bytes, gather_rounds
 from distcache.ranks.job_environment import node_name
 from distcache.ranks.progress import Progress
-from distcache.ranks.striped_broadcast import CHUNK, Buffer, striped_broadcast
 from distcache.storage.copies import ObjectCopy, forget_copies, register_copy
 from distcache.storage.files import (
     FileVersion,
@@ -40,8 +41,8 @@ from distcache.storage.place import OBJECTS, open_place
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
-AHEAD: Final = 8  # chunks that an agent reads ahead
-SMALL: Final = 1 << 20  # bytes of a chunk in the mean, of which more are read ahead
+REQUESTS: Final = 8  # chunks that an agent reads at a time
+SMALL: Final = 1 << 20  # bytes of a chunk in the mean, of which more are read at a time
 LOCK: Final = "lock"
 
 
@@ -102,11 +103,18 @@ def fetched_indices(
         size = sum(found.version.size for found in objects)
         progress.phase("fetching indices", size)
 
-        def fetch() -> None:
-            if agents is not None:
+        failed: list[DistcacheError] = []  # the same on all agents
+        if agents is not None:
+            try:
                 _fetch(agents, objects, directory, progress)
+            except DistcacheError as error:
+                failed.append(error)
 
-        on_all_ranks(communicator, fetch, "fetching indices")
+        def require_fetched() -> None:
+            for error in failed:
+                raise error
+
+        on_all_ranks(communicator, require_fetched, "fetching indices")
         stack.callback(forget_copies, [found.url for found in objects])
         stack.enter_context(keeping_indices())
         for number, found in enumerate(objects):
@@ -206,12 +214,8 @@ class _FetchedFiles:
         self._chunks = chunks
         self.problem: DistcacheError | OSError | None = None
 
-    def has_room(self) -> bool:
-        """Return that the next may come: `give` waits for the disk."""
-        return True
-
     def give(self, chunk: int, data: Buffer) -> None:
-        """Write a chunk; what goes wrong is kept, since other agents are within broadcasts."""
+        """Write a chunk; what goes wrong is kept, since the other agents need this one."""
         if self.problem is not None:
             return
         found = self._chunks[chunk]
@@ -222,8 +226,10 @@ class _FetchedFiles:
         except (DistcacheError, OSError) as error:
             self.problem = error
 
-    def close(self) -> None:
-        """Do nothing: all is written."""
+    def settle(self) -> None:
+        """Raise what went wrong."""
+        if self.problem is not None:
+            raise self.problem
 
 
 def _fetch(
@@ -236,10 +242,11 @@ def _fetch(
     DistcacheError, OSError
         Of what this agent saw, or all did.
     """
+    step = chunk_bytes(agents.size)
     chunks = [
-        _Chunk(number, begin, min(begin + CHUNK, found.version.size))
+        _Chunk(number, begin, min(begin + step, found.version.size))
         for number, found in enumerate(objects)
-        for begin in range(0, found.version.size, CHUNK)
+        for begin in range(0, found.version.size, step)
     ]
 
     def read(place: int, out: Buffer) -> None:
@@ -251,7 +258,12 @@ def _fetch(
     sink = _FetchedFiles(directory, chunks)
     sizes = [chunk.end - chunk.begin for chunk in chunks]
     small = sum(sizes) < len(sizes) * SMALL
-    ahead = OBJECTS if small else AHEAD
-    striped_broadcast(agents, sizes, read, sink, progress.advance, ahead)
-    if sink.problem is not None:
-        raise sink.problem
+    gather_rounds(
+        agents,
+        sizes,
+        read,
+        sink,
+        progress.advance,
+        functools.partial(on_all_ranks, agents),
+        OBJECTS if small else REQUESTS,
+    )

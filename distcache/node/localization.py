@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from distcache import __version__
 from distcache.corpus import bin_path
 from distcache.errors import CorpusError, DistcacheError, ObjectChanged
-from distcache.node.arriving import ArrivingChunks, cut_chunks, reads_ahead
+from distcache.node.arriving import ArrivingChunks, cut_chunks, read_threads
 from distcache.node.manifest import CACHE, Manifest, describe, origin_of, stat_corpora
 from distcache.node.records import (
     LocalizeOptions,
@@ -37,9 +37,9 @@ from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes
 from distcache.ranks.agreement import on_all_ranks, on_all_ranks_watched, own_share
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.gather_rounds import Buffer, chunk_bytes, gather_rounds
 from distcache.ranks.job_environment import node_name
 from distcache.ranks.progress import Progress
-from distcache.ranks.striped_broadcast import Buffer, striped_broadcast
 from distcache.storage.files import closing_fd, set_time
 from distcache.storage.place import threads_for
 from distcache.storage.space import allocated, require_space
@@ -207,11 +207,7 @@ class Localization:
             return self._on_all_agents(lambda: self._copy_blocks(mine), "copying")
         shares = self._agents.allgather(list(mine), list[int], "what the nodes need")
         needed = sorted({number for share in shares for number in share})
-        return on_all_ranks(
-            self._agents,
-            lambda: self._broadcast_blocks(needed, frozenset(mine)),
-            "broadcasting chunks",
-        )
+        return self._gather_blocks(needed, frozenset(mine))
 
     def _copy_blocks(self, numbers: Sequence[int]) -> int:
         """Copy blocks, several at a time, and return their bytes.
@@ -245,18 +241,10 @@ class Localization:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _broadcast_blocks(self, needed: Sequence[int], mine: frozenset[int]) -> int:
-        """Broadcast blocks to all nodes that need them, and return the bytes read. Collective.
-
-        Raises
-        ------
-        DistcacheError, OSError
-            On any agent, of what that agent saw; agree before the next collective.
-        CollectiveTimeout
-            If the others do not answer.
-        """
+    def _gather_blocks(self, needed: Sequence[int], mine: frozenset[int]) -> int:
+        """Bring blocks to all nodes that need them, and return the bytes read here. Collective."""
         manifest = self._manifest
-        chunks = cut_chunks(manifest.blocks, needed)
+        chunks = cut_chunks(manifest.blocks, needed, chunk_bytes(len(self._readers)))
         done: list[int] = []
 
         def read(number: int, out: Buffer) -> None:
@@ -266,19 +254,25 @@ class Localization:
             done.append(out.size)
 
         arriving = ArrivingChunks(manifest, self._staged, chunks, mine)
-        ahead, together = reads_ahead(manifest.source, self._agents.size)
-        striped_broadcast(
-            self._agents,
-            [chunk.end - chunk.begin for chunk in chunks],
-            read,
-            arriving,
-            self._progress.advance,
-            ahead,
-            together,
-            self._readers,
-        )
-        if arriving.problems:
-            raise arriving.problems[0]
+
+        def require_right() -> None:
+            if arriving.problems:
+                raise arriving.problems[0]
+
+        try:
+            gather_rounds(
+                self._agents,
+                [chunk.end - chunk.begin for chunk in chunks],
+                read,
+                arriving,
+                self._progress.advance,
+                self._on_all_agents,
+                read_threads(manifest.source, len(self._readers)),
+                self._readers,
+            )
+        finally:
+            arriving.close()
+        self._on_all_agents(require_right, "comparing what has arrived")
         return sum(done)
 
     def _finish(self, complete: Collection[int]) -> None:

@@ -24,14 +24,6 @@ class Message(msgspec.Struct, frozen=True):
     data: NDArray[Any]
 
 
-class Pending(Protocol):
-    """A collective in progress."""
-
-    def done(self) -> bool:
-        """Return whether it has ended, and advance it. Not collective."""
-        ...
-
-
 class Communicator(Protocol):
     """A group of ranks. All methods except `barrier` and `abort` are collective.
 
@@ -82,10 +74,19 @@ class Communicator(Protocol):
         """Send and receive arrays; those between two ranks match in order. Collective."""
         ...
 
-    def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
-        """Start to broadcast bytes; `data` must not be touched until it is done. Collective.
+    def allgather_bytes(
+        self, own: NDArray[np.uint8], counts: NDArray[np.int64], what: str
+    ) -> NDArray[np.uint8]:
+        """Return the bytes of all ranks in their order, on all ranks. Collective.
 
-        All ranks start their broadcasts in the same order; several may be in progress.
+        Parameters
+        ----------
+        own : ndarray of uint8
+            Bytes of this rank; less than 2 GiB of all ranks together.
+        counts : ndarray of int64, shape (ranks,)
+            Bytes of each rank, the same on all.
+        what : str
+            Description for messages.
         """
         ...
 
@@ -115,11 +116,6 @@ class Communicator(Protocol):
     def close(self) -> None:
         """Finalize MPI, so that the process may end although a thread hangs. Collective."""
         ...
-
-
-class _Finished:
-    def done(self) -> bool:
-        return True
 
 
 class SerialCommunicator:
@@ -157,10 +153,12 @@ class SerialCommunicator:
         assert not sends
         assert not receives
 
-    def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
-        """Return a broadcast that is done."""
-        del data, root
-        return _Finished()
+    def allgather_bytes(
+        self, own: NDArray[np.uint8], counts: NDArray[np.int64], what: str
+    ) -> NDArray[np.uint8]:
+        """Return the bytes of the one rank."""
+        del counts, what
+        return own
 
     def agents(self, node: str = "") -> Communicator:
         """Return itself: the one process is its node's agent."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import time
 from collections.abc import Collection, Sequence
 from typing import Any, Final, NoReturn, TypeVar
@@ -13,7 +12,7 @@ from mpi4py import rc
 from numpy.typing import NDArray
 
 from distcache.errors import CollectiveTimeout
-from distcache.ranks.communicator import Message, Pending, Reduction
+from distcache.ranks.communicator import Message, Reduction
 from distcache.storage.timeouts import limits
 
 rc.thread_level = "funneled"  # only the main thread calls MPI
@@ -22,67 +21,9 @@ from mpi4py import MPI  # noqa: E402
 Value = TypeVar("Value")
 
 PIECE: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
-CHAIN_PIECE: Final = 256 << 10  # bytes; on a chain of 64 ranks are then two chunks of 8 MiB
-CHAIN_FROM: Final = 1 << 20  # bytes; shorter broadcasts are over sooner by the library
-LONGEST_CHAIN: Final = 64  # ranks
-TAGS: Final = 1 << 14  # of chains that have not ended, of which there are few; MPI has 2**15
 SHORTEST_SLEEP: Final = 2e-5
+TRANSIT_SLEEP: Final = 2e-4  # while arrays are in transit between nodes
 LONGEST_SLEEP: Final = 1e-3  # uses little of a core, and hardly delays a step
-
-
-class _Broadcast:
-    """Broadcasts that have been started."""
-
-    def __init__(self, requests: list[MPI.Request]) -> None:
-        self._requests = requests
-
-    def done(self) -> bool:
-        return bool(MPI.Request.Testall(self._requests))
-
-
-class _Chain:
-    """A long broadcast that goes from rank to rank in pieces, many of which are on their way.
-
-    MPI libraries cut what they broadcast into as many parts as there are ranks, in rounds that wait
-    for each other, and leave a third of a slow network unused (docs/scaling.md).
-
-    Parameters
-    ----------
-    group : MPI.Comm
-        The ranks.
-    data : array of uint8
-        Bytes that rank `root` sends.
-    root : int
-        The first of the chain.
-    tag : int
-        Differs from that of all chains that have not ended.
-    """
-
-    def __init__(self, group: MPI.Comm, data: NDArray[np.uint8], root: int, tag: int) -> None:
-        self._group, self._tag = group, tag
-        self._next = (group.rank + 1) % group.size
-        self._forwards = self._next != root
-        self._arriving: collections.deque[tuple[NDArray[np.uint8], MPI.Request]] = (
-            collections.deque()
-        )
-        self._sending: list[MPI.Request] = []
-        previous = (group.rank - 1) % group.size
-        for piece in _pieces(data, CHAIN_PIECE):
-            if group.rank == root:
-                self._send(piece)
-            else:
-                request = group.Irecv([piece, MPI.BYTE], previous, tag)
-                self._arriving.append((piece, request))
-
-    def done(self) -> bool:
-        while self._arriving and self._arriving[0][1].Test():
-            piece, _ = self._arriving.popleft()
-            if self._forwards:
-                self._send(piece)
-        return not self._arriving and bool(MPI.Request.Testall(self._sending))
-
-    def _send(self, piece: NDArray[np.uint8]) -> None:
-        self._sending.append(self._group.Isend([piece, MPI.BYTE], self._next, self._tag))
 
 
 class MpiCommunicator:
@@ -97,7 +38,6 @@ class MpiCommunicator:
         self.rank: int = self._group.rank
         self.size: int = self._group.size
         self.waited = 0.0
-        self._tag = 0  # that of the newest chain; 0 is the tag of exchanges
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value on all ranks. Collective."""
@@ -114,9 +54,7 @@ class MpiCommunicator:
         sizes = np.empty(self.size, np.int64)
         self._wait([self._group.Iallgather(np.array([packed.size], np.int64), sizes)], what)
         ends = np.cumsum(sizes)
-        together = np.empty(int(ends[-1]), np.uint8)
-        receive = [together, (sizes, ends - sizes), MPI.BYTE]
-        self._wait([self._group.Iallgatherv([packed, MPI.BYTE], receive)], what)
+        together = self.allgather_bytes(packed, sizes, what)
         return [
             msgspec.msgpack.decode(together[end - size : end].data, type=kind)
             for end, size in zip(ends, sizes, strict=True)
@@ -164,12 +102,17 @@ class MpiCommunicator:
         # Large messages through shared memory only progress while their ranks test them.
         self._wait(requests, what, longest_sleep=0.0)
 
-    def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
-        """Start to broadcast bytes. Collective, in the same order on all ranks."""
-        if data.size >= CHAIN_FROM and 2 < self.size <= LONGEST_CHAIN:
-            self._tag = self._tag % TAGS + 1
-            return _Chain(self._group, data, root, self._tag)
-        return _Broadcast([self._group.Ibcast([piece, MPI.BYTE], root) for piece in _pieces(data)])
+    def allgather_bytes(
+        self, own: NDArray[np.uint8], counts: NDArray[np.int64], what: str
+    ) -> NDArray[np.uint8]:
+        """Return the bytes of all ranks in their order, on all ranks. Collective."""
+        ends = np.cumsum(counts)
+        together = np.empty(int(ends[-1]), np.uint8)
+        receive = [together, (counts, ends - counts), MPI.BYTE]
+        # Long messages only progress while ranks test them.
+        request = self._group.Iallgatherv([own, MPI.BYTE], receive)
+        self._wait([request], what, longest_sleep=TRANSIT_SLEEP)
+        return together
 
     def agents(self, node: str = "") -> MpiCommunicator | None:
         """Return the group of the first rank of each node; None on all other ranks. Collective."""

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from distcache.node.arriving import cut_chunks
 from distcache.node.manifest import Block
-from distcache.ranks.striped_broadcast import reader_of
 
 blocks = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 300)), max_size=8).map(
     lambda ranges: tuple(
@@ -29,16 +28,3 @@ def test_chunks_cover_blocks_in_order(
     found = [(chunk.block, byte) for chunk in chunks for byte in range(chunk.begin, chunk.end)]
     wanted = [(n, byte) for n in numbers for byte in range(blocks[n].begin, blocks[n].end)]
     assert found == wanted
-
-
-@given(chunks=st.integers(0, 500), agents=st.integers(1, 40))
-def test_agents_read_equal_shares(chunks: int, agents: int) -> None:
-    """Every chunk has one reader, and none reads two more than another."""
-    readers = [reader_of(chunk, range(agents)) for chunk in range(chunks)]
-    assert all(0 <= reader < agents for reader in readers)
-    counts = [readers.count(agent) for agent in range(agents)]
-    assert max(counts) - min(counts) <= 1
-    for agent in range(agents):
-        assert [p for p, reader in enumerate(readers) if reader == agent] == list(
-            range(chunks)[agent::agents]
-        )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import BuildInterrupted
-from distcache.ranks.communicator import Communicator, Message, Pending
+from distcache.ranks.communicator import Communicator, Message
 
 Result = TypeVar("Result")
 LIMIT = 60.0  # seconds, after which ranks have hung
@@ -61,28 +61,11 @@ class _Group:
                 self.barrier.abort()
 
 
-class _Broadcast:
-    def __init__(self, group: _Group, number: int, data: NDArray[np.uint8]) -> None:
-        self._group, self._number, self._data = group, number, data
-
-    def done(self) -> bool:
-        """Copy what the root has given, if it has."""
-        if self._group.world.aborted:
-            raise Ended("the job was ended")
-        found = self._group.broadcasts.get(self._number)
-        if found is None:
-            return False
-        if found is not self._data:
-            self._data[:] = found
-        return True
-
-
 class ThreadCommunicator:
     """A rank of a job whose ranks are threads."""
 
     def __init__(self, group: _Group, rank: int) -> None:
         self._group = group
-        self._started = 0
         self.rank = rank
         self.size = group.size
         self.waited = 0.0
@@ -137,12 +120,14 @@ class ThreadCommunicator:
             entry.data.reshape(-1).view(np.uint8)[:] = data.reshape(-1).view(np.uint8)
         assert not any(mine), f"{what}: more was sent than received"
 
-    def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
-        """Begin to bring bytes from a rank to all."""
-        number, self._started = self._started, self._started + 1
-        if root == self.rank:
-            self._group.broadcasts[number] = data
-        return _Broadcast(self._group, number, data)
+    def allgather_bytes(
+        self, own: NDArray[np.uint8], counts: NDArray[np.int64], what: str
+    ) -> NDArray[np.uint8]:
+        """Return the bytes of all ranks."""
+        found = np.concatenate(self._share(own.copy()))
+        assert len(own) == counts[self.rank], what
+        assert len(found) == counts.sum(), what
+        return found
 
     def agents(self, node: str = "") -> Communicator | None:
         """Return the group of the first rank of each node."""
