@@ -86,11 +86,11 @@ def gather_rounds(
     rounds = list(_cut_rounds(sizes))
     pool = ThreadPoolExecutor(threads, thread_name_prefix="reading")
 
-    def start(number: int) -> _Share | None:
+    def start(number: int) -> _OwnRun | None:
         if number == len(rounds) or agents.rank not in readers:
             return None
         own = _runs(sizes, rounds[number], len(readers))[readers.index(agents.rank)]
-        return _Share([sizes[chunk] for chunk in own], own, read, pool)
+        return _OwnRun([sizes[chunk] for chunk in own], own, read, pool)
 
     try:
         ahead = start(0)
@@ -113,7 +113,7 @@ def gather_rounds(
     pool.shutdown()
 
 
-class _Share:
+class _OwnRun:
     """The chunks of a round that this agent reads, side by side in one array."""
 
     def __init__(
@@ -130,7 +130,7 @@ class _Share:
         ]
 
 
-def _take(share: _Share | None, sink: ChunkSink) -> Buffer:
+def _take(share: _OwnRun | None, sink: ChunkSink) -> Buffer:
     """Return what this agent has read, once the round before is written."""
     sink.settle()
     if share is None:
