@@ -56,6 +56,8 @@ def copy(site: Site, size: int, nodes: int) -> float:
 
 def rounds(site: Site, size: int, nodes: int) -> float:
     """All read a share of each round, which an allgather gives to all; `localize`."""
+    if nodes == 1:
+        return copy(site, size, nodes)
     reading = min(site.shared, nodes * site.shared_node)
     read = arrived = written = written_before = 0.0
     for begin in range(0, size, ROUND):
@@ -66,7 +68,7 @@ def rounds(site: Site, size: int, nodes: int) -> float:
         read = started + nbytes / reading  # the next round
         # What comes over a node's own card, if files and messages share it.
         received = nbytes / site.network * (1.0 if site.one_card else (nodes - 1) / nodes)
-        arrived = started + (0.0 if nodes == 1 else received + (nodes - 1) * site.latency)
+        arrived = started + received + (nodes - 1) * site.latency
         written_before, written = written, max(arrived, written) + nbytes / site.disk
     return written
 

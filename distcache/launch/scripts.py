@@ -49,44 +49,12 @@ def build_script(
         word has characters that a script cannot have in a line.
     """
     _require_printable([*words, str(cache), *shape.texts(), *given])
-    for directive in given:
-        if not directive.strip():
-            raise ConfigError("--directive: is empty")
-        resources = re.split(r"-l|[\s,]+", directive) if directive.startswith("-l") else []
-        if any(resource.startswith(scheduler.limits) for resource in resources):
-            raise ConfigError(
-                f"--directive {directive!r}: give the limit with --time, which also sets when the "
-                "job is interrupted before it"
-            )
+    _require_directives(scheduler, given)
     placed = [scheduler.read_directive(directive) for directive in given]
     directives = with_directives(scheduler.directives(shape), placed, scheduler.replaced)
     # -P: nothing is imported from the directory that the job was submitted in.
     program = (sys.executable, "-P", "-m", "distcache")
     command = shlex.join([*scheduler.launch(shape), *program, *words])
-    code = BuildInterrupted.exit_code
-    nothing = f"distcache: {cache}: is not there, though all ranks have succeeded"
-    end = [
-        "code=$?",
-        f'if [ "$code" -eq 0 ] && [ ! -e {shlex.quote(str(cache))} ]; then',
-        f"    echo {shlex.quote(nothing)} >&2",
-        f"    code={NotReady.exit_code}",
-        "fi",
-    ]
-    if scheduler.requeue:
-        # A line for each start of this job that was interrupted.
-        starts = shlex.quote(str(shape.logs / f"{cache.stem}-restarts-"))
-        starts += f'"${scheduler.number}"'
-        end += [
-            f'if [ "$code" -eq {code} ] && echo again >>{starts} '
-            f"&& [ $(wc -l <{starts}) -le {RESTARTS} ]; then",
-            '    echo "distcache was interrupted; the job starts again, and resumes" >&2',
-            f"    {scheduler.requeue}",
-            "fi",
-            f"rm -f {starts}",
-        ]
-    else:
-        text = "distcache was interrupted; submit again to resume"
-        end.append(f'[ "$code" -eq {code} ] && echo "{text}" >&2')
     lines = [
         "#!/bin/bash",
         *(f"{scheduler.prefix} {directive}" for directive in directives),
@@ -97,10 +65,51 @@ def build_script(
         f'echo "{START} $HOSTNAME" >&2',
         *filter(None, [scheduler.enter]),
         command,
-        *end,
+        *_end(scheduler, shape, cache),
         'exit "$code"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _require_directives(scheduler: Scheduler, given: Sequence[str]) -> None:
+    for directive in given:
+        if not directive.strip():
+            raise ConfigError("--directive: is empty")
+        resources = re.split(r"-l|[\s,]+", directive) if directive.startswith("-l") else []
+        if any(resource.startswith(scheduler.limits) for resource in resources):
+            raise ConfigError(
+                f"--directive {directive!r}: give the limit with --time, which also sets when the "
+                "job is interrupted before it"
+            )
+
+
+def _end(scheduler: Scheduler, shape: Shape, cache: Path) -> list[str]:
+    """Return the lines after the ranks have ended: is the cache there, does the job run again."""
+    code = BuildInterrupted.exit_code
+    nothing = f"distcache: {cache}: is not there, though all ranks have succeeded"
+    lines = [
+        "code=$?",
+        f'if [ "$code" -eq 0 ] && [ ! -e {shlex.quote(str(cache))} ]; then',
+        f"    echo {shlex.quote(nothing)} >&2",
+        f"    code={NotReady.exit_code}",
+        "fi",
+    ]
+    if scheduler.requeue:
+        # A line for each start of this job that was interrupted.
+        starts = shlex.quote(str(shape.logs / f"{cache.stem}-restarts-"))
+        starts += f'"${scheduler.number}"'
+        lines += [
+            f'if [ "$code" -eq {code} ] && echo again >>{starts} '
+            f"&& [ $(wc -l <{starts}) -le {RESTARTS} ]; then",
+            '    echo "distcache was interrupted; the job starts again, and resumes" >&2',
+            f"    {scheduler.requeue}",
+            "fi",
+            f"rm -f {starts}",
+        ]
+    else:
+        text = "distcache was interrupted; submit again to resume"
+        lines.append(f'[ "$code" -eq {code} ] && echo "{text}" >&2')
+    return lines
 
 
 def training_script(words: Sequence[str], cache: Path) -> str:
