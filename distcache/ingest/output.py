@@ -26,7 +26,7 @@ from distcache.ranks.heartbeat import Heartbeat
 from distcache.ranks.production import produce
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.workspace import Workspace, claim, hidden_directory
-from distcache.storage.files import atomic_write, digest_range, is_plain_file, make_link, read_file
+from distcache.storage.files import digest_range, is_plain_file, make_link
 from distcache.storage.url import is_url
 
 COMPARED: Final = ("kind", "tokenizer", "versions")
@@ -84,10 +84,6 @@ class Output:
     def journal(self) -> Path:
         """The journal of an ingest."""
         return self.directory / "journal.jsonl"
-
-    @property
-    def _complete(self) -> Path:
-        return self.directory / "complete"
 
     def final(self, shard: int) -> str:
         """Return the final prefix of the N-th corpus."""
@@ -203,6 +199,8 @@ class Output:
             if ours:  # of a killed publication that is not whole: it is made again
                 os.unlink(final)
         self.workspace.prepare(origin.made_from)
+        for receipt in self.directory.glob("*.receipt.json"):
+            receipt.unlink()  # what it describes is written again
 
     def link_tokens(self, shard: int, tokens: str) -> None:
         """Make the `.bin` of the N-th unfinished corpus a link to other tokens."""
@@ -212,12 +210,10 @@ class Output:
 
     def _publish(self, receipts: list[Receipt], links: Mapping[int, str]) -> None:
         """Publish synced corpora with their receipts."""
-        for shard, receipt in enumerate(receipts):
-            write_receipt(self.unfinished(shard), receipt)
         for shard, target in links.items():
             self.link_tokens(shard, target)
-        with atomic_write(self._complete) as stream:
-            stream.write(b"%d\n" % len(receipts))
+        for shard in reversed(range(len(receipts))):  # the first one says how many there are
+            write_receipt(self.unfinished(shard), receipts[shard])
         self._give_names(len(receipts))
 
     def _require_name(self) -> None:
@@ -255,18 +251,19 @@ class Output:
 
     def _completed(self) -> int:
         """Return how many corpora are complete and only lack their names; 0 if any is not."""
-        if not is_plain_file(self._complete):
-            return 0
-        text = read_file(self._complete, 9, follow=False).strip()
-        shards = int(text) if text.isdigit() else 0
         named = self.workspace.published()
+        _, receipt, _ = self._places(0, named)
+        if not is_plain_file(receipt):
+            return 0
+        try:
+            shards = read_receipt(receipt).corpora
+        except DistcacheError:
+            return 0
         return shards if all(self._is_whole(shard, named) for shard in range(shards)) else 0
 
     def _is_whole(self, shard: int, named: Collection[str]) -> bool:
         """Return whether a corpus, of which some files may be named, is as its receipt says."""
-        tokens, receipt_file, idx = (
-            there if there in named else here for here, there in self._names(shard)
-        )
+        tokens, receipt_file, idx = self._places(shard, named)
         if not (is_plain_file(receipt_file) and is_plain_file(idx)):
             return False
         try:
@@ -278,6 +275,10 @@ class Output:
             sizes == (receipt.bin_size, receipt.idx_size)
             and digest_range(idx, 0, receipt.idx_size) == receipt.idx_digest
         )
+
+    def _places(self, shard: int, named: Collection[str]) -> list[str]:
+        """Return where the files of a corpus are, some of which may have their final names."""
+        return [there if there in named else here for here, there in self._names(shard)]
 
     def _token_bytes(self, tokens: str, shard: int) -> int:
         """Return the bytes of a `.bin` or of a table's shards; links lead on from final names."""

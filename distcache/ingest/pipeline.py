@@ -412,7 +412,9 @@ def resume_on_all(communicator: Communicator, work: Work) -> int:
     def read() -> list[PieceRecord]:
         """Return the records of the first pieces, up to one that is missing."""
         journal = enumerate(read_journal(work.store.output.journal, PieceRecord))
-        known = itertools.takewhile(lambda entry: entry[0] == entry[1].piece, journal)
+        known = itertools.takewhile(
+            lambda entry: entry[0] == entry[1].piece and bool(entry[1].segments), journal
+        )
         return [record for _, record in itertools.islice(known, len(work.pieces))]
 
     work.records = on_rank_0(communicator, read, list[PieceRecord], "the journal")

@@ -271,7 +271,7 @@ def test_tokens_beyond_the_tokenizers_vocabulary(tokenizers: Path, tmp_path: Pat
 
 
 def test_a_document_larger_than_a_shard_before_nothing(tokenizers: Path, tmp_path: Path) -> None:
-    """Tasks without documents have no place of their own."""
+    """Pieces without documents have no place of their own."""
     paths: list[Path | str] = [
         write_jsonl(tmp_path / "1.jsonl", ["a long text"] * 3),
         write_jsonl(tmp_path / "2.jsonl", [""] * 9000),
@@ -288,11 +288,12 @@ def test_hostile_leftovers(tokenizers: Path, tmp_path: Path) -> None:
     stamp = read_receipt(tmp_path / "good.receipt.json").made_from
     for number, (name, content) in enumerate(
         [
-            ("complete", "abc"),
-            ("complete", "2"),
-            ("complete", "99999999"),
-            ("journal.jsonl", '{"task":0,"x":' + "[" * 100_000),
-            ("journal.jsonl", '{"task":0,"pieces":[],"digest":"","segments":[]}'),
+            ("0.receipt.json", "abc"),
+            ("0.receipt.json", (tmp_path / "good.receipt.json").read_text()),
+            ("0.receipt.json", '{"corpora":99999999}'),
+            ("published.json", '{"x": [1, 2]}'),
+            ("journal.jsonl", '{"piece":0,"x":' + "[" * 100_000),
+            ("journal.jsonl", '{"piece":0,"facts":{"digest":""},"digest":"","segments":[]}'),
         ]
     ):
         directory = tmp_path / f".out{number}.ingest"

@@ -61,7 +61,6 @@ def flip(path: Path) -> None:
         ("0.idx", flip),
         ("0.receipt.json", cut),
         ("0.receipt.json", Path.unlink),
-        ("complete", Path.unlink),
     ],
 )
 def test_a_killed_publication_that_was_damaged(
