@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
-from distcache.train.reading import Arrays, SampleReader
+from distcache.train.reading import SampleReader
 from distcache.train.sample_arrays import SampleDataset
 from distcache.train.split import OpenSplit
 
@@ -50,25 +50,19 @@ class CachedDataset(SampleDataset, Dataset[dict[str, torch.Tensor]]):
 
     def _read(self, indices: Sequence[int | None], *, whole: bool) -> dict[str, torch.Tensor]:
         """Read samples into new tensors, a row each; `whole` if they stay together as a batch."""
-        batch: dict[str, torch.Tensor] = {}
+        shapes = {
+            name: (shape, getattr(torch, kind))
+            for name, (shape, kind) in self._shapes(len(indices)).items()
+        }
+        batch = self._memory.tensors(shapes, batch=whole)
+        arrays = {name: values.numpy() for name, values in batch.items()}
+        rows, length = batch["tokens"].shape
         ends: torch.Tensor | None = None
-
-        def new_arrays(rows: int, length: int) -> Arrays:
-            nonlocal ends
-            shapes = {
-                name: (shape, getattr(torch, kind))
-                for name, (shape, kind) in self._shapes(rows, length).items()
-            }
-            batch.update(self._memory.tensors(shapes, batch=whole))
-            arrays = {name: values.numpy() for name, values in batch.items()}
-            if self.options.has_attention_mask and self.options.reset_attention_mask:
-                ends = torch.empty(rows, length, dtype=torch.uint8)
-                arrays["ends"] = ends.numpy()
-            return arrays
-
-        facts = self._fill(indices, new_arrays)
+        if self.options.has_attention_mask and self.options.reset_attention_mask:
+            ends = torch.empty(rows, length, dtype=torch.uint8)
+            arrays["ends"] = ends.numpy()
+        facts = self._fill(indices, arrays)
         if self.options.has_attention_mask:
-            rows, length = batch["tokens"].shape
             batch["attention_mask"] = attention_masks(ends, rows, length)
         return {name: torch.from_numpy(values) for name, values in facts.items()} | batch
 

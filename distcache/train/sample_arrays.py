@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, TypedDict
 
 import msgspec
@@ -258,8 +258,9 @@ class SampleDataset(SplitDataset[SampleReader]):
         section, source = split.pairs[int(member[0])]
         return section, source, int(sample[0])
 
-    def _shapes(self, rows: int, length: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    def _shapes(self, rows: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Return shape and type of each array of a batch that the kernel fills."""
+        length = self._here().split.files.cache.sequence_length
         shapes: dict[str, tuple[tuple[int, ...], str]] = {
             "tokens": ((rows, length), "int64"),
             "labels": ((rows, length), "int64"),
@@ -271,12 +272,8 @@ class SampleDataset(SplitDataset[SampleReader]):
             shapes["max_seqlen"] = ((rows,), "int32")
         return shapes
 
-    def _fill(
-        self,
-        indices: Sequence[int | None],
-        new_arrays: Callable[[int, int], Arrays],
-    ) -> Arrays:
-        """Read samples into the arrays that a function makes for so many rows of such a length.
+    def _fill(self, indices: Sequence[int | None], arrays: Arrays) -> Arrays:
+        """Read samples into arrays, which have a row for each.
 
         Returns
         -------
@@ -285,14 +282,13 @@ class SampleDataset(SplitDataset[SampleReader]):
             where samples have them.
         """
         here = self._here()
-        size, length = here.split.size, here.split.files.cache.sequence_length
+        size = here.split.size
         # None fills up the last batch, with the first sample as in Megatron.
         positions = np.array(
             [0 if index is None else position_of(index, size, "sample") for index in indices],
             np.int64,
         )
         members, samples = here.split.look_up(positions)
-        arrays = new_arrays(len(positions), length)
         named = {_KERNEL_NAMES.get(name, name): values for name, values in arrays.items()}
         readings = [getattr(index, "reading", None) for index in indices]
         here.read(members.tolist(), samples, named, readings)
@@ -358,11 +354,6 @@ class NumpyDataset(SampleDataset):
         IndexError
             If there is no such sample.
         """
-        batch: Arrays = {}
-
-        def new_arrays(rows: int, length: int) -> Arrays:
-            shapes = self._shapes(rows, length).items()
-            batch.update((name, np.empty(shape, kind)) for name, (shape, kind) in shapes)
-            return batch
-
-        return self._fill(indices, new_arrays) | batch
+        shapes = self._shapes(len(indices))
+        batch = {name: np.empty(shape, kind) for name, (shape, kind) in shapes.items()}
+        return self._fill(indices, batch) | batch
