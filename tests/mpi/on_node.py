@@ -4,7 +4,7 @@
 
 ``{node}`` in the words becomes the node's number. Every read from files under SHARED is logged in a
 file of LOGS for each rank: path, first byte, bytes. With ``--mount`` the node has a directory of
-its own under that path, as real nodes have.
+its own under that path, as real nodes have. ROUND_BYTES in the environment makes rounds small.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def main() -> None:
     os.pread = read_log(os.pread)
     sys.argv = ["distcache", *(word.replace("{node}", str(NODE)) for word in words)]
     from distcache.cli.main import main as run  # noqa: PLC0415
+    from distcache.ranks import gather_rounds  # noqa: PLC0415
 
+    gather_rounds.ROUND = int(os.environ.get("ROUND_BYTES", gather_rounds.ROUND))  # type: ignore[misc]
     run()
 
 
