@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import hypothesis.strategies as st
 import numpy as np
@@ -117,10 +117,12 @@ def test_a_chunk_that_is_lost(agents: int, threads: int, broken: int, written: b
     assert outcomes == agents * [None]
 
 
-def test_a_read_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
+) -> None:
     """It is noticed where the agreement watches, and nothing waits for its thread."""
     monkeypatch.setattr(watchdog, "_stuck", False)
-    monkeypatch.setenv("DISTCACHE_TIMEOUT_SCALE", "0.0005")
+    scale_time(0.0005)
     hanging = threading.Event()
     alone = SerialCommunicator()
     agree = functools.partial(on_all_ranks_watched, alone)

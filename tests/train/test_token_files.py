@@ -16,7 +16,7 @@ import pytest
 import distcache
 from distcache import kernels
 from distcache.errors import CorpusError
-from distcache.storage.transient import ATTEMPTS, pause_before
+from distcache.storage.transient import MAX_ATTEMPTS, pause_before
 from distcache.train import reading, token_files
 from distcache.train.token_files import TokenFiles
 from tests.support.caches import build_here
@@ -70,7 +70,7 @@ def test_errors_that_pass_are_outlived(
     assert max(no_pauses) > 2 * min(no_pauses)
 
 
-@pytest.mark.parametrize(("error", "calls"), [(errno.EIO, ATTEMPTS), (errno.EACCES, 1)])
+@pytest.mark.parametrize(("error", "calls"), [(errno.EIO, MAX_ATTEMPTS), (errno.EACCES, 1)])
 def test_errors_that_stay_are_raised(
     cache: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float], error: int, calls: int
 ) -> None:
@@ -87,7 +87,7 @@ def test_errors_that_stay_are_raised(
 def test_pauses_are_jittered() -> None:
     """So that not all processes try again at once."""
     assert len({pause_before(3) for _ in range(20)}) == 20
-    assert sum(pause_before(attempt) for attempt in range(1, ATTEMPTS)) < 15
+    assert sum(pause_before(attempt) for attempt in range(1, MAX_ATTEMPTS)) < 15
 
 
 def open_files() -> int:
