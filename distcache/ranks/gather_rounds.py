@@ -16,8 +16,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.errors import BuildInterrupted, CollectiveTimeout
 from distcache.ranks.communicator import Communicator
-from distcache.storage.watchdog import abandon_thread
+from distcache.storage.watchdog import abandon_thread, has_abandoned_thread
 
 ROUND: Final = 64 << 20  # bytes of a round, unless one chunk has more
 MIN_CHUNK: Final = 2 << 20
@@ -106,11 +107,11 @@ def gather_rounds(
                 sink.give(chunk, data)
             advance(together.size)
         agree(sink.settle, "writing what has arrived")
-    except BaseException:
+    except (BuildInterrupted, CollectiveTimeout):
         abandon_thread()  # a read that hangs must not keep this agent from ending
-        pool.shutdown(wait=False, cancel_futures=True)
         raise
-    pool.shutdown()
+    finally:
+        pool.shutdown(wait=not has_abandoned_thread(), cancel_futures=True)
 
 
 class _OwnRun:
