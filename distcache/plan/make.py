@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from distcache.plan.packing import (
     group_ranges,
     rules_of,
 )
-from distcache.plan.phases import BlendPhase, lay_out_phases
+from distcache.plan.phases import lay_out_phases
 from distcache.plan.problems import (
     blend_problems,
     corpus_problems,
@@ -188,64 +188,66 @@ class _Planner:
                 )
 
     def _add_weighted(self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends) -> None:
-        size = self.config.samples_of(split)
+        """Add a blend by weights; those of training may change from phase to phase."""
+        config, size = self.config, self.config.samples_of(split)
         assert size is not None, "blend_problems refuses weights without a size"
-        surplus = self.config.mid_level_dataset_surplus
-        if self.config.phases and split == "train":
-            self._add_phases(blend, bookends, size)
-            return
-        shares = normalize([source.weight or 0.0 for source in blend])
-        targets = [target(size, share) for share in shares]
-        requests = [buffered(size, share, surplus) for share in shares]
-        sections = self._sections(split, blend, requests, bookends)
-        whole = [section for section in sections if section is not None]
-        if len(whole) == len(blend):
-            weights = normalize(shares)
-            self._check_oversampling(split, blend, whole, weights, targets)
-            self._add_blend(split, blend, whole, requests, weights, sum(targets))
-
-    def _add_phases(self, blend: tuple[BlendEntry, ...], bookends: Bookends, samples: int) -> None:
-        """Add the blend of training whose weights change."""
-        config, continued = self.config, self.config.continued
         surplus = config.mid_level_dataset_surplus
         shares = normalize([source.weight or 0.0 for source in blend])
-        targets = [target(samples, share) for share in shares]
-        size = sum(targets) if continued is None else samples
-        requests = [buffered(samples, share, surplus) for share in shares]
-        if continued is None and None in self._sections("train", blend, requests, bookends):
-            return  # it is seen before all samples are drawn
-        phases = lay_out_phases(config.phases, config.sequence_length, size, fused=self.fused)
-        taken = phases[-1].after
+        targets = [target(size, share) for share in shares]
+        requests: list[int | None] = [buffered(size, share, surplus) for share in shares]
+        given = config.phases if split == "train" else ()
+        continued = config.continued if given else None
+        total = sum(targets) if continued is None else size
+        phases = lay_out_phases(given, config.sequence_length, total, fused=self.fused)
         if continued is not None:
-            grows = ORDERS[config.order].whole_passes
-            for corpus, before in enumerate(continued.requested):
-                if before is None:
-                    requests[corpus] = buffered(taken[corpus], 1.0, surplus)
-                else:
-                    requests[corpus] = max(before, taken[corpus]) if grows else before
-        found = self._sections("train", blend, requests, bookends)
-        sections = [section for section in found if section is not None]
-        if len(sections) < len(blend):
+            requests = self._continued_requests(continued, phases[-1].after)
+        sections = self._sections(split, blend, requests, bookends)
+        if sections is None:
             return
-        for corpus, section in enumerate(sections):
+        weights = normalize(shares)
+        available = [section.size.samples for section in sections]
+        taken = (
+            enumerate(phases[-1].after)
+            if phases
+            else oversampled(weights, total, available, fused=self.fused)
+        )
+        for corpus, count in taken:
             if continued is not None and continued.requested[corpus] is not None:
-                self._check_continued(continued, corpus, section, taken[corpus])
-            elif taken[corpus] > section.size.samples:
-                self.surpluses.append(smallest_surplus(section, taken[corpus], targets[corpus]))
+                self._check_continued(continued, corpus, sections[corpus], count)
+            elif count > available[corpus]:
+                self.surpluses.append(smallest_surplus(sections[corpus], count, targets[corpus]))
                 self.problems.append(
-                    f"{blend[corpus].path}: the phases ask it for {taken[corpus]} samples and it "
-                    f"has {section.size.samples}"
+                    f"{blend[corpus].path}: the blend of split {split} asks it for {count} samples "
+                    f"and it has {available[corpus]}"
                 )
-        self._add_blend("train", blend, sections, requests, normalize(shares), size, phases)
+        plan = BlendPlan("", split, tuple(weights), (), total, self.fused, phases)
+        self._add_blend(blend, sections, requests, plan)
+
+    def _continued_requests(self, continued: Continued, taken: Sequence[int]) -> list[int | None]:
+        """Return the samples that are requested of each section that may go on."""
+        grows = ORDERS[self.config.order].whole_passes
+        surplus = self.config.mid_level_dataset_surplus
+        return [
+            buffered(count, 1.0, surplus)
+            if before is None
+            else (max(before, count) if grows else before)
+            for before, count in zip(continued.requested, taken, strict=True)
+        ]
 
     def _sections(
-        self, split: str, blend: tuple[BlendEntry, ...], requests: list[int], bookends: Bookends
-    ) -> list[SectionPlan | None]:
-        """Return the section of each corpus, or None with a problem."""
-        return [
+        self,
+        split: str,
+        blend: tuple[BlendEntry, ...],
+        requests: Sequence[int | None],
+        bookends: Bookends,
+    ) -> list[SectionPlan] | None:
+        """Return the section of each corpus, or None if one has a problem."""
+        found = [
             self._section(source.path, split, request, bookends)
             for source, request in zip(blend, requests, strict=True)
         ]
+        whole = [section for section in found if section is not None]
+        return whole if len(whole) == len(blend) else None
 
     def _check_continued(
         self, continued: Continued, corpus: int, section: SectionPlan, taken: int
@@ -268,11 +270,11 @@ class _Planner:
         self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends
     ) -> None:
         size = self.config.samples_of(split)
-        sections = [self._section(source.path, split, None, bookends) for source in blend]
-        whole = [section for section in sections if section is not None]
-        if len(whole) < len(blend):
+        requests = [None] * len(blend)
+        sections = self._sections(split, blend, requests, bookends)
+        if sections is None:
             return
-        available = [section.size.samples for section in whole]
+        available = [section.size.samples for section in sections]
         empty = [source.path for source, have in zip(blend, available, strict=True) if have == 0]
         if empty:
             self.problems += [
@@ -281,9 +283,9 @@ class _Planner:
                 for prefix in empty
             ]
             return
-        requests: list[int | None] = [None] * len(blend)
         if size is None:
-            self._add_blend(split, blend, whole, requests, available, sum(available))
+            plan = BlendPlan("", split, (), tuple(available), sum(available), self.fused)
+            self._add_blend(blend, sections, requests, plan)
             return
         size = min(size, sum(available))
         weights = normalize(available)
@@ -293,48 +295,29 @@ class _Planner:
                 f"samples and it has {available[corpus]}; no mid_level_dataset_surplus changes "
                 f"that, so give weights, or set samples.{split} to null"
             )
-        self._add_blend(split, blend, whole, requests, weights, size)
-
-    def _check_oversampling(
-        self,
-        split: str,
-        blend: tuple[BlendEntry, ...],
-        sections: list[SectionPlan],
-        weights: list[float],
-        targets: list[int],
-    ) -> None:
-        available = [section.size.samples for section in sections]
-        for corpus, taken in oversampled(weights, sum(targets), available, fused=self.fused):
-            self.surpluses.append(smallest_surplus(sections[corpus], taken, targets[corpus]))
-            self.problems.append(
-                f"{blend[corpus].path}: the blend of split {split} asks it for {taken} samples and "
-                f"it has {available[corpus]}"
-            )
+        plan = BlendPlan("", split, tuple(weights), (), size, self.fused)
+        self._add_blend(blend, sections, requests, plan)
 
     def _add_blend(
         self,
-        split: str,
         blend: tuple[BlendEntry, ...],
         sections: list[SectionPlan],
-        requests: list[int] | list[int | None],
-        weights: list[float] | list[int],
-        size: int,
-        phases: tuple[BlendPhase, ...] = (),
+        requests: Sequence[int | None],
+        plan: BlendPlan,
     ) -> None:
-        exhaustive = all(isinstance(weight, int) for weight in weights)
-        shares = () if exhaustive else tuple(float(weight) for weight in weights)
-        sizes = tuple(int(weight) for weight in weights) if exhaustive else ()
-        identity: dict[str, Any] = {"order": "megatron", "weights": shares, "sizes": sizes}
-        identity |= {"size": size, **({"arithmetic": "fused"} if self.fused else {})}
-        if phases:
-            identity["phases"] = [[phase.samples, phase.weights] for phase in phases]
-        key = key_of(identity)
+        """Add a blend, which has no key yet, and its members."""
+        identity: dict[str, Any] = {"order": "megatron"}
+        identity |= {"weights": plan.weights, "sizes": plan.sizes, "size": plan.size}
+        if self.fused:
+            identity["arithmetic"] = "fused"
+        if plan.phases:
+            identity["phases"] = [[phase.samples, phase.weights] for phase in plan.phases]
         for place, source in enumerate(blend):
-            weight = None if exhaustive else shares[place]
+            weight = plan.weights[place] if plan.weights else None
             self._add_member(
-                split, source.path, sections[place], requests[place], len(self.blends), weight
+                plan.split, source.path, sections[place], requests[place], len(self.blends), weight
             )
-        self.blends.append(BlendPlan(key, split, shares, sizes, size, self.fused, phases))
+        self.blends.append(msgspec.structs.replace(plan, key=key_of(identity)))
 
     def _add_member(
         self,
@@ -374,8 +357,22 @@ class _Planner:
             return None
         if ORDERS[config.order].whole_passes:
             size = msgspec.structs.replace(size, separate_samples=None)
+        window = config.window if ORDERS[config.order].has_windows else None
+        content = {
+            "order": config.order,
+            "corpus": corpus.facts.identity,
+            "range": [begin, end],
+            "seed": config.seed,
+            "sequence_length": cut.sequence_length,
+            "extra_token": cut.extra_token,
+            "size": msgspec.to_builtins(size),
+            **({"window": window} if window else {}),
+            **({"bounds": BOUNDS} if ORDERS[config.order].has_bounds and not rows else {}),
+            **({"rows": True} if rows else {}),
+            **({"packing": msgspec.to_builtins(packed.rules)} if packed is not None else {}),
+        }
         section = SectionPlan(
-            key="",
+            key=key_of(content),
             source=self.sources[prefix],
             begin=begin,
             end=end,
@@ -384,24 +381,10 @@ class _Planner:
             cut=cut,
             size=size,
             order=config.order,
-            window=config.window if ORDERS[config.order].has_windows else None,
+            window=window,
             rows=rows,
             packed=packed,
         )
-        content = {
-            "order": section.order,
-            "corpus": corpus.facts.identity,
-            "range": [section.begin, section.end],
-            "seed": section.seed,
-            "sequence_length": section.cut.sequence_length,
-            "extra_token": section.cut.extra_token,
-            "size": msgspec.to_builtins(section.size),
-            **({"window": section.window} if section.window else {}),
-            **({"bounds": BOUNDS} if ORDERS[section.order].has_bounds and not rows else {}),
-            **({"rows": True} if section.rows else {}),
-            **({"packing": msgspec.to_builtins(packed.rules)} if packed is not None else {}),
-        }
-        section = msgspec.structs.replace(section, key=key_of(content))
         if (problem := partial_problem(section, corpus)) is not None:
             self.problems.append(problem)
             return None

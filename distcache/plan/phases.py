@@ -95,7 +95,7 @@ def lay_out_phases(
     Parameters
     ----------
     phases : iterable of Phase
-        Sound phases, of at most `size` samples together.
+        Sound phases, of at most `size` samples together; there may be none.
     sequence_length : int
         Tokens of a sample.
     size : int
@@ -104,6 +104,8 @@ def lay_out_phases(
         Whether ``weight * step - taken`` is rounded once.
     """
     given = list(phases)
+    if not given:
+        return ()
     counts = [phase.samples_of(sequence_length) or 0 for phase in given]
     begins = list(itertools.accumulate(counts, initial=0))[:-1]
     ends = [*begins[1:], size]

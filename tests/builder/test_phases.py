@@ -200,7 +200,9 @@ def test_phases_that_ask_for_more_than_there_is(tmp_path: Path) -> None:
     fields = fields_of(tmp_path, phases, mid_level_dataset_surplus=0.0, split="1,0,0")
     fields |= {"blend": prefixes, "samples": {"valid": 0}}
     problems = problems_of(fields)
-    assert any("the phases ask it for 18 samples and it has 9" in text for text in problems)
+    assert any(
+        "the blend of split train asks it for 18 samples and it has 9" in text for text in problems
+    )
     (found,) = (
         re.search(r"([0-9.e-]+) is the smallest that works", text) for text in problems[-1:]
     )
