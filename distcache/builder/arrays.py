@@ -16,7 +16,9 @@ from distcache.storage.unfinished_file import UnfinishedFile
 
 
 class ArrayWriter:
-    """Writes an array, or a slice of one, piece by piece, and keeps its leaf digests.
+    """Writes an array, or a slice of one, from pieces of any size, and keeps its leaf digests.
+
+    What is written are whole stripes, but for the end; whole ones are not copied.
 
     Parameters
     ----------
@@ -25,7 +27,8 @@ class ArrayWriter:
     place : ArrayPlace
         Place of the array in the file.
     begin : int
-        Start of the slice in the array, in bytes; a multiple of `LEAF_SIZE`.
+        Start of the slice in the array, in bytes; a multiple of `LEAF_SIZE`, unless the slice is
+        empty.
     """
 
     def __init__(self, file: UnfinishedFile, place: ArrayPlace, begin: int = 0) -> None:
@@ -33,75 +36,48 @@ class ArrayWriter:
         self._place = place
         self._next = begin
         self._leaves: list[NDArray[np.uint64]] = []
-
-    def append(self, piece: NDArray[Any]) -> None:
-        """Write the next piece, contiguous; all but the last are multiples of `LEAF_SIZE` bytes."""
-        if not piece.size:
-            return
-        assert self._next % LEAF_SIZE == 0, "only the last piece may end within a leaf"
-        flat = piece.reshape(-1).view(np.uint8)
-        self._file.write(self._place.offset + self._next, flat)
-        self._leaves.append(leaves_of(flat))
-        self._next += flat.size
-
-    def leaves(self) -> NDArray[np.uint64]:
-        """Return the leaf digests of what was written."""
-        return np.concatenate([np.empty(0, np.uint64), *self._leaves])
-
-    def finish(self) -> str:
-        """Return the digest of the whole array."""
-        assert self._next == self._place.nbytes, f"{self._place.name} is not written whole"
-        return array_digest(self.leaves())
-
-
-class PieceWriter:
-    """Appends pieces of any size to an array, in whole stripes.
-
-    Parameters
-    ----------
-    writer : ArrayWriter
-        Writer of the array.
-    """
-
-    def __init__(self, writer: ArrayWriter) -> None:
-        self._writer = writer
         self._held: list[NDArray[np.uint8]] = []
-        self._count = 0
+        self._count = 0  # bytes that are held, fewer than a stripe
 
     def append(self, piece: NDArray[Any]) -> None:
-        """Append a piece, contiguous, which is not kept."""
+        """Append the next piece, contiguous, which is not kept."""
         flat = piece.reshape(-1).view(np.uint8)
         missing = STRIPE - self._count
-        if flat.size < missing:
-            self._hold(flat)
-            return
-        if self._count:
+        if self._count and flat.size >= missing:
             self._hold(flat[:missing])
-            self._pass_on()
+            self._write_held()
             flat = flat[missing:]
-        whole = flat.size // STRIPE * STRIPE
-        self._writer.append(flat[:whole])
+        whole = 0 if self._count else flat.size // STRIPE * STRIPE
+        self._write(flat[:whole])
         self._hold(flat[whole:])
 
     def leaves(self) -> NDArray[np.uint64]:
         """Write what is left, and return the leaf digests of everything."""
-        self._pass_on()
-        return self._writer.leaves()
+        self._write_held()
+        return np.concatenate([np.empty(0, np.uint64), *self._leaves])
 
     def finish(self) -> str:
         """Write what is left, and return the digest of the whole array."""
-        self._pass_on()
-        return self._writer.finish()
+        digest = array_digest(self.leaves())
+        assert self._next == self._place.nbytes, f"{self._place.name} is not written whole"
+        return digest
 
     def _hold(self, flat: NDArray[np.uint8]) -> None:
         if flat.size:
             self._held.append(flat.copy())
             self._count += flat.size
 
-    def _pass_on(self) -> None:
+    def _write_held(self) -> None:
         held, self._held, self._count = self._held, [], 0
         if held:
-            self._writer.append(np.concatenate(held))
+            self._write(np.concatenate(held))
+
+    def _write(self, flat: NDArray[np.uint8]) -> None:
+        if flat.size:
+            assert self._next % LEAF_SIZE == 0, "only the last piece may end within a leaf"
+            self._file.write(self._place.offset + self._next, flat)
+            self._leaves.append(leaves_of(flat))
+            self._next += flat.size
 
 
 def write_in_chunks(file: UnfinishedFile, place: ArrayPlace, array: NDArray[Any]) -> ArrayWriter:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.arrays import ArrayWriter, PieceWriter
+from distcache.builder.arrays import ArrayWriter
 from distcache.builder.job import Job
 from distcache.builder.passes import seed_from
 from distcache.builder.section_slice import ArraySlice, joined_digests
@@ -34,13 +34,6 @@ from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
 NAMES: Final = ("document_index", "sample_index", "shuffle_index")
-
-
-class Appends(Protocol):
-    """Takes the pieces of an array."""
-
-    def append(self, piece: NDArray[Any]) -> None:
-        """Append a piece."""
 
 
 class _Tasks:
@@ -98,7 +91,7 @@ def build_packed(
     dict of str to str
         The digest of each array.
     """
-    writers = {name: PieceWriter(ArrayWriter(file, places[name])) for name in NAMES}
+    writers = {name: ArrayWriter(file, places[name]) for name in NAMES}
     _write_tasks(section, idx, range(_Tasks(section).total), writers)
     return {name: writer.finish() for name, writer in writers.items()}
 
@@ -147,7 +140,7 @@ def build_packed_together(job: Job, item: int, file: UnfinishedFile) -> dict[str
 
 
 def _write_tasks(
-    section: SectionPlan, idx: Idx, own: range, writers: Mapping[str, Appends]
+    section: SectionPlan, idx: Idx, own: range, writers: Mapping[str, ArrayWriter | ArraySlice]
 ) -> None:
     """Pack the groups of some tasks, and shuffle the rows of the passes that begin in them."""
     tasks = _Tasks(section)

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.arrays import ArrayWriter, PieceWriter, write_in_chunks
+from distcache.builder.arrays import ArrayWriter, write_in_chunks
 from distcache.builder.entries import Entries, EntryMemory
 from distcache.builder.sections import cut_section
 from distcache.corpus import Idx
@@ -64,7 +64,9 @@ def build_passes(
     """
     if section.rows:
         writer = ArrayWriter(file, places["document_index"])
-        return {"document_index": _write_rows(section, shards, writer)}
+        for window in _all_windows(section, shards):
+            writer.append(window)
+        return {"document_index": writer.finish()}
     memory = EntryMemory(section.documents)
     tokens = [0]
     done = 0
@@ -82,14 +84,6 @@ def build_passes(
     del samples
     parts = (Entries(0, memory, np.empty(0, np.int32)),)
     return cut_section(section, parts, places, file, map) | {"shuffle_index": digest}
-
-
-def _write_rows(section: SectionPlan, shards: NDArray[np.int64], writer: ArrayWriter) -> str:
-    """Write the rows of all passes."""
-    rows = PieceWriter(writer)
-    for window in _all_windows(section, shards):
-        rows.append(window)
-    return rows.finish()
 
 
 def _all_windows(section: SectionPlan, shards: NDArray[np.int64]) -> Iterator[NDArray[np.int32]]:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.arrays import ArrayWriter, PieceWriter
+from distcache.builder.arrays import ArrayWriter
 from distcache.builder.entries import documents_of, tokens_of
 from distcache.cache.digests import joined_digest
 from distcache.kernels import Cursor, emit_boundaries
@@ -166,7 +166,7 @@ class ArraySlice:
         head_end = max(own, default=begin)
         self._head = np.empty(head_end - begin, np.uint8)
         self._filled = 0
-        self._writer = PieceWriter(ArrayWriter(file, place, head_end))
+        self._writer = ArrayWriter(file, place, head_end)
 
     def append(self, piece: NDArray[Any]) -> None:
         """Append the next piece of the slice, contiguous, which is not kept."""

@@ -7,11 +7,11 @@ from typing import Any, Final
 import msgspec
 
 from distcache import __version__
+from distcache.builder.configuration import NOT_WRITTEN
 from distcache.cli.show import print_json
 from distcache.megatron.options import MEGATRON_KEYS
 from distcache.plan.config import Config
 
-INTERNAL: Final = ("of_command",)  # fields that no file has
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -33,7 +33,7 @@ def configuration_schema() -> dict[str, Any]:
     found: dict[str, Any] = msgspec.json.schema(Config)
     own = found["$defs"]["Config"]
     fields: dict[str, Any] = own["properties"]
-    for name in INTERNAL:
+    for name in NOT_WRITTEN:
         del fields[name]
     spellings = {spelt for name in MEGATRON_KEYS for spelt in (name, name.replace("_", "-"))}
     fields |= {name: {"description": "an option of Megatron-LM"} for name in sorted(spellings)}
