@@ -8,13 +8,14 @@ import tokenize
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus.idx import Idx
+from distcache.edit.view import Kept
 from distcache.errors import ConfigError
 from distcache.option import Option
 from distcache.storage.files import open_regular
@@ -96,21 +97,6 @@ class Selection(msgspec.Struct, frozen=True):
         return found
 
 
-class Kept(NamedTuple):
-    """Successive documents that are kept."""
-
-    documents: NDArray[np.int64]  # numbers of the documents in the parent
-    counts: NDArray[np.int64]  # sequences of each
-    lengths: NDArray[np.int32]  # tokens, and offset in the `.bin`, of each of their sequences
-    offsets: NDArray[np.int64]
-    modes: NDArray[np.int8] | None  # modes of multimodal sequences
-
-    @property
-    def tokens(self) -> int:
-        """Over all sequences."""
-        return int(self.lengths.sum(dtype=np.int64))
-
-
 def select_documents(
     idx: Idx,
     begin: int,
@@ -143,7 +129,6 @@ def select_documents(
             keep &= _by_length(_tokens(lengths, bounds - bounds[0]), selection)
         sequences = np.repeat(keep, counts)
         yield Kept(
-            first + np.flatnonzero(keep),
             counts[keep],
             lengths[sequences],
             idx.offsets[some][sequences],

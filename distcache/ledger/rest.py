@@ -16,17 +16,79 @@ from distcache.cache.split_members import dataset_count
 from distcache.corpus.corpus import CorpusFacts, open_examined
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import Idx, unused_name
+from distcache.corpus.receipt import Receipt, tokenizers_of
 from distcache.corpus.source_rows import grouped
+from distcache.edit.view import Kept, View, find_tokens, origin_of_view
 from distcache.errors import ConfigError
+from distcache.ingest.document_buffer import Counts
+from distcache.ingest.output import Output
 from distcache.kernels import Section
 from distcache.ledger.megatron_files import MegatronFiles
 from distcache.ledger.rest_pieces import Cover, Pieces, Visits, visits_of
-from distcache.ledger.rest_views import count_left, write_view
 from distcache.ledger.steps import Sampling
 from distcache.ledger.trace import Trace
 from distcache.plan.config import SPLITS
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress, Stopwatch
 from distcache.storage.files import atomic_write, make_directories
+
+Left = Callable[[Idx], Iterator[Pieces]]
+"""Yields the pieces of a corpus that are left, the same ones each time."""
+
+
+def write_view(
+    facts: CorpusFacts,
+    out: str,
+    left: Left,
+    options: dict[str, Any],
+    counts: Counts | None = None,
+) -> Receipt:
+    """Write a view of what is left of a corpus, or find the one that was written before.
+
+    Parameters
+    ----------
+    facts : CorpusFacts
+        Facts of the corpus, which was examined.
+    out : str
+        Prefix of the view.
+    left : callable
+        Yields the pieces.
+    options : dict
+        Everything that they depend on besides the corpus, for the receipt.
+    counts : Counts or None
+        Numbers of them, if they are known.
+
+    Raises
+    ------
+    CorpusError
+        If the corpus is not the one any more that was examined.
+    KeyMismatch
+        If another corpus has the name of the view.
+    NoSpace
+        If the disk is full.
+    """
+    tokens = find_tokens(facts, out)
+    tokenizer = tokenizers_of({facts.prefix: facts})[facts.prefix]
+    origin = origin_of_view("rest", facts, tokenizer, tokens, options)
+    output, alone = Output(out), SerialCommunicator()
+    watch = Stopwatch(NullProgress(), lambda: 0.0)
+
+    def kept(idx: Idx, _piece: int) -> Iterator[Kept]:
+        for pieces in left(idx):
+            one_each = np.ones(len(pieces.sequences), np.int64)
+            lengths = (pieces.ends - pieces.begins).astype(np.int32)
+            offsets = idx.offsets[pieces.sequences] + pieces.begins * idx.item_size
+            modes = None if idx.modes is None else idx.modes[pieces.sequences]
+            yield Kept(one_each, lengths, offsets, modes)
+
+    def make() -> tuple[list[Receipt], dict[int, str]]:
+        view = View(alone, facts, output, 1, 1, watch)
+        known = None if counts is None else [counts]
+        return view.finish(kept, tokens, origin, f"{facts.prefix}: nothing is left", known)
+
+    receipts, _ = output.produce(alone, origin, watch, make)
+    return receipts[0]
+
 
 BLOCK_POSITIONS = 1 << 22  # positions
 EVAL_SPLITS = ("valid", "test")
@@ -258,28 +320,26 @@ def _write_one(
         )
     total = int(lengths.sum(dtype=np.int64))
 
-    def left_of(fragments: bool) -> Callable[[Idx], Any]:
-        def pieces(_: Idx) -> Any:
-            for some in cover.left(passes, fragments=fragments):
-                yield some._replace(sequences=some.sequences + begin)
+    left, keeps = cover.count_left(passes), options.partial == "keep"
+    kept, tokens = (left.pieces, left.tokens) if keeps else (left.whole, left.whole_tokens)
 
-        return pieces
+    def pieces(_: Idx) -> Iterator[Pieces]:
+        for some in cover.left(passes, fragments=keeps):
+            yield some._replace(sequences=some.sequences + begin)
 
-    everything, whole = (count_left(left_of(fragments), idx) for fragments in (True, False))
-    chosen = everything if options.partial == "keep" else whole
-    if chosen.pieces:
+    if kept:
         named = described | {"passes": passes, "sequences": [begin, end]}
-        write_view(facts, out, left_of(options.partial == "keep"), chosen, named)
+        write_view(facts, out, pieces, named, Counts(kept, kept, tokens))
     return RestOfCorpus(
         corpus=corpus.name,
-        view=out if chosen.pieces else None,
+        view=out if kept else None,
         weight=sum(corpus.weights) if corpus.weights else None,
         passes=passes,
-        trained_tokens=passes * total - everything.tokens,
-        left_tokens=chosen.tokens,
-        sequences=chosen.pieces,
-        fragments=chosen.pieces - whole.pieces,
-        dropped_tokens=everything.tokens - chosen.tokens,
+        trained_tokens=passes * total - left.tokens,
+        left_tokens=tokens,
+        sequences=kept,
+        fragments=kept - left.whole,
+        dropped_tokens=left.tokens - tokens,
     )
 
 
@@ -321,9 +381,7 @@ def _write_range(
         zero = np.zeros(len(numbers), np.int64)
         yield Pieces(numbers, zero, lengths, zero)
 
-    counts = count_left(all_of, open_examined(facts[place]))
-    options = {"split": split, "sequences": list(sequences)}
-    write_view(facts[place], out, all_of, counts, options)
+    write_view(facts[place], out, all_of, {"split": split, "sequences": list(sequences)})
 
 
 def _for_megatron(blends: dict[str, list[dict[str, Any]]]) -> dict[str, list[str] | None]:

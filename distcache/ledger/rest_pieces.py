@@ -114,7 +114,7 @@ def covered(visits: Visits, lengths: NDArray[np.int64]) -> Pieces:
         return whole
     pieces = _cut(visits, np.flatnonzero(cut), lengths)
     joined = [np.concatenate(pair) for pair in zip(whole, pieces, strict=True)]
-    order = np.argsort((joined[0] << 32) | joined[1])
+    order = np.argsort((joined[0] << 32) | joined[1], kind="stable")  # two runs: merged
     return Pieces(*(values[order] for values in joined))
 
 
@@ -125,7 +125,7 @@ def _cut(visits: Visits, numbers: NDArray[np.int64], lengths: NDArray[np.int64])
     sequences = np.concatenate([numbers, visits.sequences, visits.sequences, numbers])
     places = np.concatenate([zero, visits.begins, visits.ends, lengths[numbers]])
     changes = np.concatenate([visits.whole[numbers], times, -times, zero]).astype(np.int64)
-    order = np.argsort((sequences << 32) | places)
+    order = np.argsort((sequences << 32) | places, kind="stable")
     sequences, places, changes = sequences[order], places[order], changes[order]
     sums = np.cumsum(changes)
     # Sums run through all sequences: those before a sequence are taken off.
@@ -162,38 +162,19 @@ def runs_left(pieces: Pieces, level: int) -> Pieces:
     )
 
 
-class PieceChunk(NamedTuple):
-    """The pieces of some sequences, as small as they can be: of all there may be many."""
+class LeftCounts(NamedTuple):
+    """Numbers of the pieces that are left, and of those that are whole sequences."""
 
-    first: int  # number of the first sequence
-    sequences: NDArray[np.uint32]  # counted from it
-    begins: NDArray[np.int32]
-    ends: NDArray[np.int32]
-    times: NDArray[np.uint16]
-
-    @classmethod
-    def of(cls, first: int, pieces: Pieces) -> PieceChunk:
-        """Return pieces as a chunk."""
-        return cls(
-            first,
-            pieces.sequences.astype(np.uint32),
-            pieces.begins.astype(np.int32),
-            pieces.ends.astype(np.int32),
-            pieces.times.astype(np.uint16),
-        )
-
-    def left(self, passes: int) -> Pieces:
-        """Return the pieces, with how often they are left."""
-        return Pieces(
-            self.sequences.astype(np.int64),
-            self.begins.astype(np.int64),
-            self.ends.astype(np.int64),
-            passes - self.times.astype(np.int64),
-        )
+    pieces: int
+    tokens: int
+    whole: int
+    whole_tokens: int
 
 
 class Cover:
     """How often each token of the sequences of a section was an input.
+
+    Pieces are made again each time: all of them take several times the memory of the visits.
 
     Parameters
     ----------
@@ -209,14 +190,9 @@ class Cover:
     """
 
     def __init__(self, visits: Visits, lengths: NDArray[np.int32]) -> None:
+        self._visits = visits
         self._lengths = lengths
-        self._chunks = []
-        self.most = 0
-        for begin in range(0, len(lengths), BLOCK_SEQUENCES):
-            end = min(begin + BLOCK_SEQUENCES, len(lengths))
-            own = covered(visits.between(begin, end), lengths[begin:end].astype(np.int64))
-            self._chunks.append(PieceChunk.of(begin, own))
-            self.most = max(self.most, int(own.times.max(initial=0)))
+        self.most = max((int(some.times.max(initial=0)) for some in self._blocks()), default=0)
 
     def left(self, passes: int, *, fragments: bool) -> Iterator[Pieces]:
         """Yield the pieces that are left, in the order of a view.
@@ -231,13 +207,31 @@ class Cover:
         level, more = 1, True
         while more:
             more = False
-            for chunk in self._chunks:
-                remaining = chunk.left(passes)
-                runs = runs_left(remaining, level)
+            for pieces in self._blocks():
+                remaining = pieces._replace(times=passes - pieces.times)
                 more |= bool((remaining.times > level).any())
-                sequences = chunk.first + runs.sequences
-                if not fragments:
-                    whole = (runs.begins == 0) & (runs.ends == self._lengths[sequences])
-                    runs, sequences = Pieces(*(v[whole] for v in runs)), sequences[whole]
-                yield runs._replace(sequences=sequences)
+                runs = runs_left(remaining, level)
+                yield runs if fragments else Pieces(*(v[self._are_whole(runs)] for v in runs))
             level += 1
+
+    def count_left(self, passes: int) -> LeftCounts:
+        """Return the numbers of what is left, as `left` yields it."""
+        found = np.zeros(4, np.int64)
+        for pieces in self.left(passes, fragments=True):
+            tokens, whole = pieces.ends - pieces.begins, self._are_whole(pieces)
+            found += (len(tokens), tokens.sum(), whole.sum(), tokens[whole].sum())
+        return LeftCounts(*found.tolist())
+
+    def _blocks(self) -> Iterator[Pieces]:
+        """Yield the pieces of successive sequences, with how often they were inputs."""
+        for begin in range(0, len(self._lengths), BLOCK_SEQUENCES):
+            end = min(begin + BLOCK_SEQUENCES, len(self._lengths))
+            lengths = self._lengths[begin:end].astype(np.int64)
+            pieces = covered(self._visits.between(begin, end), lengths)
+            yield pieces._replace(sequences=pieces.sequences + begin)
+
+    def _are_whole(self, pieces: Pieces) -> NDArray[np.bool_]:
+        whole: NDArray[np.bool_] = (pieces.begins == 0) & (
+            pieces.ends == self._lengths[pieces.sequences]
+        )
+        return whole

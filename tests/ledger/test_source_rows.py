@@ -27,8 +27,8 @@ from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
 from distcache.errors import CorpusError
 from distcache.ingest import pieces
+from distcache.ledger.rest import write_view
 from distcache.ledger.rest_pieces import Pieces
-from distcache.ledger.rest_views import count_left, write_view
 from distcache.ranks.communicator import SerialCommunicator
 from tests.edit.test_audit import faults_of
 from tests.ingest.test_text import run
@@ -335,7 +335,7 @@ def test_what_is_left_has_its_sources(
         yield Pieces(numbers, np.array([5, 0, 12, 0, 3]), ends, np.ones(5, int))
 
     idx = open_idx(str(tmp_path / "a"))
-    write_view(facts, str(tmp_path / "rest"), left, count_left(left, idx), {"after": []})
+    write_view(facts, str(tmp_path / "rest"), left, {"after": []})
     whole = CorpusSources(str(tmp_path / "a"), idx).find(numbers)
     view = open_idx(str(tmp_path / "rest"))
     found = CorpusSources(str(tmp_path / "rest"), view).find_documents(np.arange(5))
@@ -345,7 +345,7 @@ def test_what_is_left_has_its_sources(
     # Also of a view of a view whose receipt is gone: both point into the corpus.
     select(ALONE, str(tmp_path / "a"), str(tmp_path / "all"), SelectOptions())
     facts = require_sound(ALONE, [str(tmp_path / "all")], 1)[str(tmp_path / "all")]
-    write_view(facts, str(tmp_path / "again"), left, count_left(left, idx), {"after": []})
+    write_view(facts, str(tmp_path / "again"), left, {"after": []})
     Path(receipt_path(str(tmp_path / "all"))).unlink()
     assert faults_of(tmp_path / "again", readback=5) == []
 
@@ -382,7 +382,7 @@ def test_views_whose_tokens_are_a_copy(kind: str, tokenizers: Path, tmp_path: Pa
         def left(_: object) -> Any:
             yield Pieces(numbers, 0 * numbers, idx.lengths[numbers].astype(int), numbers)
 
-        write_view(facts, view, left, count_left(left, idx), {})
+        write_view(facts, view, left, {})
     here = open_idx(view)
     before = CorpusSources(view, here).find_documents(np.arange(27))
     assert set(before.lines.tolist()) <= set(lines)
