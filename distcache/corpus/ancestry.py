@@ -135,7 +135,6 @@ def _kept_of_root(prefix: str, root: str, receipt: Receipt) -> InputReceipt | No
         sequences=receipt.sequences,
         tokens=receipt.tokens,
         first_offset=entry.first_offset,
-        last_offset=entry.last_offset,
         kept=code,
     )
 

@@ -84,9 +84,8 @@ class InputReceipt(msgspec.Struct, frozen=True):
     tokens: Count
     empty: Count = 0
     skipped: Count = 0
-    # bytes of the `.bin` at which its first sequence begins and its last one ends; None without any
+    # byte of the `.bin` at which its first sequence begins; None without any
     first_offset: Count | None = None
-    last_offset: Count | None = None
     pieces: tuple[PieceReceipt, ...] = ()  # pieces in the order of the input
     lines: bool = False  # whether places are lines of the file
     # documents of the input that an ancestor has, which is a view, by the code of

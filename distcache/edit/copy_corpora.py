@@ -264,7 +264,6 @@ def _input_receipts(
     begin = 0
     for source, digest in zip(sources, digests, strict=True):
         sequences, documents = len(source.lengths), len(source.bounds) - 1
-        end = begin + source.nbytes
         yield InputReceipt(
             path=source.prefix,
             size=source.nbytes,
@@ -274,10 +273,9 @@ def _input_receipts(
             sequences=sequences,
             tokens=source.tokens,
             first_offset=begin if sequences else None,
-            last_offset=end if sequences else None,
             pieces=(PieceReceipt(0, sequences, documents, documents, sequences, source.tokens),),
         )
-        begin = end
+        begin += source.nbytes
 
 
 def join(

@@ -84,7 +84,6 @@ class _Share:
             sequences=sequences,
             tokens=tokens,
             first_offset=self.begin * item_size if sequences else None,
-            last_offset=(self.begin + tokens) * item_size if sequences else None,
             pieces=tuple(self.pieces),
             lines=FORMATS[self.entry.format].cut == "lines"
             and not (documents_are_files and self.entry.format == "txt"),

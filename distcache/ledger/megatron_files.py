@@ -10,9 +10,10 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from distcache.cache.contents import ArrayView, Cache
 from distcache.cache.corpus_places import Moves, located_moved
-from distcache.cache.format import ARRAY_NAMES, BLENDS, MEMBERS, SECTIONS, SOURCES
+from distcache.cache.format import ARRAY_NAMES, TABLES
 from distcache.corpus import open_idx
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.plan.config import SPLITS
@@ -46,18 +47,20 @@ class _Dataset(msgspec.Struct, frozen=True):
     split_matrix: tuple[Share, Share, Share]
 
 
-class _Blend(msgspec.Struct, frozen=True):
-    """What a description says of a blend."""
+class _Description(NamedTuple):
+    """What a description says of a blend, or of a dataset that is alone."""
 
+    is_blend: bool
     datasets: list[_Dataset]
-    weights: list[float] | None = None
+    stems: list[Path]  # the start of the names of each dataset's files
+    weights: list[float]
 
 
 @dataclass(frozen=True)
 class NpyView(ArrayView):
-    """An array in a `.npy` file."""
+    """An array in a `.npy` file, which is mapped."""
 
-    path: Path = Path()
+    values: NDArray[Any]
 
 
 class MegatronFiles(Cache):
@@ -90,32 +93,29 @@ class MegatronFiles(Cache):
 
     def __init__(self, path: Path, split: str, moves: Moves = ()) -> None:
         self.path, self.moves = path, moves
-        stem, top = _find(path, split)
+        stem, found = _find(path, split)
         self.key, self._directory = stem.name.partition("-")[0], stem.parent
-        is_blend = top["class"] == BLEND
-        raw = top["datasets"] if is_blend else [top]
-        datasets = [msgspec.convert(one, _Dataset) for one in raw]
+        datasets = found.datasets
         self.prefixes = list(dict.fromkeys(one.dataset_path for one in datasets))
         self.sequence_length = datasets[0].sequence_length
         self.identity = {"order": "megatron", "drop_last_partial_validation_sequence": True}
-        self._stems = {"blends": [stem] if is_blend else []}
-        self._stems["sections"] = [
-            stem if one is top else _stem_of(stem.parent, one) for one in raw
-        ]
+        self._stems = {"blends": [stem] if found.is_blend else [], "sections": found.stems}
         here = str(Path.cwd())
         self._places = [located_moved(here, prefix, moves) for prefix in self.prefixes]
-        sizes = {"sources": SOURCES, "sections": SECTIONS, "blends": BLENDS, "members": MEMBERS}
-        counts = {"sources": len(self._places), "blends": 0}
-        self._tables: dict[str, NDArray[Any]] = {
-            name: np.zeros(counts.get(name, len(datasets)), rows) for name, rows in sizes.items()
-        }
+        counts = {"sources": len(self.prefixes), "sections": len(datasets)}
+        counts |= {"blends": 0, "members": len(datasets)}
+        self._tables = {name: np.zeros(count, TABLES[name]) for name, count in counts.items()}
         for row, place in enumerate(self._places):
             idx, entry = open_idx(place), self._tables["sources"][row]
             entry["idx_size"], entry["sequences"] = idx.size, len(idx.lengths)
             entry["documents"], entry["type_code"] = len(idx.bounds) - 1, idx.type_code
-        weights = top.get("weights") or [np.nan] * len(datasets)
-        for row, (one, weight) in enumerate(zip(datasets, weights, strict=True)):
-            self._describe(row, one, split, weight, blend=0 if is_blend else -1)
+        members = self._tables["members"]
+        members["split"], members["blend"] = split.encode(), 0 if found.is_blend else -1
+        members["section"], members["weight"] = np.arange(len(datasets)), found.weights
+        for row, one in enumerate(datasets):
+            members["requested"][row] = -1 if one.num_samples is None else one.num_samples
+            members["source"][row] = self.prefixes.index(one.dataset_path)
+            self._describe(row, one, split)
         self.add_extra_token = self._overlaps()
 
     @property
@@ -148,35 +148,31 @@ class MegatronFiles(Cache):
         """
         found: dict[str, ArrayView] = {}
         for name in ARRAY_NAMES[table]:
-            path = Path(f"{self._stems[table][row]}-{name}.npy")
-            values = _mapped(path)
-            found[name] = NpyView(name, values.dtype, values.shape, 0, "", path)
+            values = _mapped(Path(f"{self._stems[table][row]}-{name}.npy"))
+            found[name] = NpyView(name, values.dtype, values.shape, 0, "", values)
         return found
 
     def read(self, view: ArrayView) -> NDArray[Any]:
-        """Map an array."""
+        """Return an array of `arrays`."""
         assert isinstance(view, NpyView), "of this directory"
-        return _mapped(view.path)
+        return view.values
 
     def require_intact(self) -> None:
         """Accept what was read: mappings of NumPy do not say what they could not read."""
 
-    def _describe(self, row: int, one: _Dataset, split: str, weight: float, blend: int) -> None:
-        """Fill the rows of a dataset."""
-        source = self.prefixes.index(one.dataset_path)
-        sequences = int(self._tables["sources"]["sequences"][source])
-        share = one.split_matrix[SPLITS.index(split)]
+    def _describe(self, row: int, one: _Dataset, split: str) -> None:
+        """Fill the row of a section."""
+        source, share = (
+            self._tables["members"]["source"][row],
+            one.split_matrix[SPLITS.index(split)],
+        )
         if share is None:
             raise CacheCorrupt(f"{self._stems['sections'][row]}: describes no part of {split!r}")
-        begin, end = sequence_range(share, sequences)
-        arrays = self.arrays("sections", row)
-        section, member = self._tables["sections"][row], self._tables["members"][row]
+        begin, end = sequence_range(share, int(self._tables["sources"]["sequences"][source]))
+        arrays, section = self.arrays("sections", row), self._tables["sections"][row]
         section["source"], section["begin"], section["end"] = source, begin, end
         section["epochs"] = arrays["document_index"].shape[0] // max(end - begin, 1)
         section["samples"], section["order"] = arrays["shuffle_index"].shape[0], b"megatron"
-        member["split"], member["source"], member["section"] = split.encode(), source, row
-        member["requested"] = -1 if one.num_samples is None else one.num_samples
-        member["blend"], member["weight"] = blend, weight
 
     def _overlaps(self) -> bool:
         """Return whether samples overlap by a token, by a boundary between two sequences.
@@ -205,55 +201,49 @@ def is_stem(path: Path) -> bool:
     return not path.exists() and any(path.parent.glob(f"{glob.escape(path.name)}*{END}"))
 
 
-def _find(path: Path, split: str) -> tuple[Path, dict[str, Any]]:
+def _find(path: Path, split: str) -> tuple[Path, _Description]:
     """Return the start of the names of a split's files, and their description."""
     is_directory = path.is_dir()
     parent = path if is_directory else path.parent
     known = {
-        found: _description(found)
+        parent / found.name.removesuffix(END): _description(found)
         for found in sorted(parent.glob(f"*-{split}{END}"))
         if is_directory or found.name.startswith(path.name)
     }
-    parts = {
-        hashlib.md5(_text(one), usedforsecurity=False).hexdigest()
-        for top in known.values()
-        if top["class"] == BLEND
-        for one in top["datasets"]
-    }
-    tops = [found for found in known if found.name.partition("-")[0] not in parts]
+    parts = {stem for one in known.values() if one.is_blend for stem in one.stems}
+    tops = [stem for stem in known if stem not in parts]
     if not tops:
         raise NotReady(f"{path}: has no description of Megatron's of split {split!r}")
     if len(tops) > 1:
-        names = ", ".join(found.name.removesuffix(END) for found in tops[:5])
+        names = ", ".join(stem.name for stem in tops[:5])
         raise ConfigError(
             f"{path}: has {len(tops)} data sets of split {split!r}; name one of them: {names}"
         )
-    return parent / tops[0].name.removesuffix(END), known[tops[0]]
+    return tops[0], known[tops[0]]
 
 
-def _description(path: Path) -> dict[str, Any]:
+def _description(path: Path) -> _Description:
     """Read a description, which has all fields that are needed."""
     try:
         found = json.loads(read_file(path, MAX_DESCRIPTION_BYTES))
-        kind: Any = _Blend if found["class"] == BLEND else _Dataset
-        known = msgspec.convert(found, kind)
-        if isinstance(known, _Blend) and len(known.weights or known.datasets) != len(
-            known.datasets
-        ):
+        is_blend = found["class"] == BLEND
+        raw = found["datasets"] if is_blend else [found]
+        datasets = msgspec.convert(raw, list[_Dataset])
+        weights = msgspec.convert(found.get("weights"), list[float] | None)
+        weights = weights or [math.nan] * len(datasets)
+        if not len(weights) == len(datasets) > 0:
             raise ValueError("weights are not a number for each data set")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        # The MD5 of a dataset's description names its files.
+        digests = [
+            hashlib.md5(json.dumps(one, indent=4).encode(), usedforsecurity=False) for one in raw
+        ]
+        stems = [
+            path.parent / f"{digest.hexdigest()}-{one['class']}-{one['index_split']}"
+            for digest, one in zip(digests, raw, strict=True)
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CacheCorrupt(f"{path}: is not a description of Megatron's: {error!r}") from error
-    return dict(found)
-
-
-def _text(one: dict[str, Any]) -> bytes:
-    """Return the text of which the MD5 names a dataset's files."""
-    return json.dumps(one, indent=4).encode()
-
-
-def _stem_of(directory: Path, one: dict[str, Any]) -> Path:
-    digest = hashlib.md5(_text(one), usedforsecurity=False).hexdigest()
-    return directory / f"{digest}-{one['class']}-{one['index_split']}"
+    return _Description(is_blend, datasets, stems, weights)
 
 
 def _mapped(path: Path) -> NDArray[Any]:
