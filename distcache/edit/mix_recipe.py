@@ -19,9 +19,13 @@ from distcache.storage.url import is_url
 MOST_SAMPLES: Final = 1 << 40
 NAME: Final = re.compile(r"[^\w.-]+")
 Share = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+# Splits by the words for their data sets: streaming's `streams`, and the loaders of llm-foundry.
 SPLITS: Final = {
-    **{"train": "train", "streams": "train", "train_loader": "train"},
-    **dict.fromkeys(("valid", "val", "validation", "eval", "eval_loader"), "valid"),
+    "train": "train",
+    "streams": "train",
+    "train_loader": "train",
+    "valid": "valid",
+    "eval_loader": "valid",
 }
 PLACES: Final = ("path", "local", "remote")
 # What users take for the name of how much is taken.
@@ -94,9 +98,9 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
     Parameters
     ----------
     document : mapping
-        Splits (``train``; ``valid``, ``val``, ``validation`` or ``eval``) with lists of
-        data sets, or with mappings of them by name; or ``streams`` with those of training;
-        or ``train_loader`` and ``eval_loader`` with ``dataset.streams``, as llm-foundry has
+        ``train`` and ``valid`` with lists of data sets, or with mappings of them by name; or
+        ``streams`` with those of training, as streaming has them; or ``train_loader`` and
+        ``eval_loader`` with a ``dataset``, which has ``streams`` or is one, as llm-foundry has
         them. A data set has ``path`` (or ``local`` or ``remote``), and may have ``name``,
         ``split``, and ``choose``, ``proportion`` or ``repeat``; other fields are passed
         over, unless they are like one of these or say how much is taken.
@@ -108,17 +112,14 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
     """
     findings = _Findings([], [])
     problems = findings.problems
-    loaders = document.keys() & {"train_loader", "eval_loader"}  # of a whole configuration
+    of_foundry = "train_loader" in document  # a whole configuration of a training
     streams: dict[str, list[MixStream]] = {"train": [], "valid": []}
     for key, content in document.items():
-        split = SPLITS.get(key)
-        if split is not None:
+        if key in SPLITS:
             for where, fields in _entries(f"$.{key}", content, findings):
-                streams[split] += _stream(where, fields, findings)
-        elif _holds_data(content):
-            problems.append(f"$.{key}: holds data sets, but is not one of {', '.join(SPLITS)}")
-        elif not loaders:
-            findings.passed.append(f"$.{key}")
+                streams[SPLITS[key]] += _stream(where, fields, findings)
+        elif not of_foundry:
+            problems.append(f"$.{key}: unknown field, expected one of {', '.join(SPLITS)}")
     if not streams["train"] and not problems:
         problems.append("$.train: expected a list of data sets")
     names = Counter(stream.name for split in streams.values() for stream in split)
@@ -134,13 +135,6 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
         if stream.proportion
     )
     return Recipe(tuple(streams["train"]), tuple(streams["valid"]), tuple(findings.passed))
-
-
-def _holds_data(content: Any) -> bool:
-    """Return whether a value has data sets somewhere in it."""
-    if isinstance(content, Mapping):
-        return any(content.get(name) for name in PLACES) or any(map(_holds_data, content.values()))
-    return isinstance(content, list) and any(map(_holds_data, content))
 
 
 def _entries(where: str, content: Any, findings: _Findings) -> list[tuple[str, Any]]:
@@ -161,12 +155,7 @@ def _entries(where: str, content: Any, findings: _Findings) -> list[tuple[str, A
             if name not in wrong
         ]
     if isinstance(content, Sequence) and not isinstance(content, str):
-        found = []
-        for number, fields in enumerate(content):
-            loader = isinstance(fields, Mapping) and "dataset" in fields  # one of several
-            place = f"{where}[{number}]"
-            found += _entries(place, fields, findings) if loader else [(place, fields)]
-        return found
+        return [(f"{where}[{number}]", fields) for number, fields in enumerate(content)]
     problems.append(f"{where}: expected a list of data sets")
     return []
 
