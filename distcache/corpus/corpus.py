@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -18,11 +16,10 @@ from distcache.corpus.mds.shard_table import TableFacts, has_table, shards_path
 from distcache.errors import ConfigError, CorpusError
 from distcache.storage.files import FileVersion
 
-# Small indices stay mapped within a block of `keeping_indices`: bytes of one, and of all. The
-# smallest count as more, so that they are 8,192 of the 65,000 mappings that a process may have.
-KEPT_INDEX: Final = 1 << 20
-KEPT_INDICES: Final = 512 << 20
-LEAST_COUNTED: Final = 1 << 16
+KEPT_INDEX: Final = 1 << 20  # bytes of an index that stays mapped, at most
+MOST_KEPT: Final = 8192  # indices, of the 65,000 mappings that a process may have
+_KEPT: Final[dict[str, Idx]] = {}  # small indices that are mapped, by prefix
+_BLOCKS: Final[list[None]] = []  # blocks that keep indices; outside of them none are kept
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
@@ -109,66 +106,24 @@ class Corpus:
         return length
 
 
-class _KeptIndices:
-    """Small indices that are mapped, the least recently used first. For all threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._indices: OrderedDict[str, Idx] = OrderedDict()  # by prefix
-        self._bytes = 0
-        self._blocks = 0  # that are open; nothing is kept outside of them
-
-    def find(self, prefix: str, versions: tuple[FileVersion, ...]) -> Idx | None:
-        with self._lock:
-            found = self._indices.get(prefix)
-            if found is None or found.file_version not in versions[:1] or not found.map.intact:
-                return None
-            self._indices.move_to_end(prefix)
-            return found
-
-    def keep(self, prefix: str, idx: Idx) -> None:
-        with self._lock:
-            self._forget(prefix)
-            if not self._blocks or idx.size > KEPT_INDEX:
-                return
-            self._indices[prefix] = idx
-            self._bytes += max(idx.size, LEAST_COUNTED)
-            while self._bytes > KEPT_INDICES:
-                self._forget(next(iter(self._indices)))
-
-    def _forget(self, prefix: str) -> None:
-        former = self._indices.pop(prefix, None)
-        self._bytes -= 0 if former is None else max(former.size, LEAST_COUNTED)
-
-    def enter(self) -> None:
-        with self._lock:
-            self._blocks += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._blocks -= 1
-            if not self._blocks:
-                self._indices.clear()
-                self._bytes = 0
-
-
-_KEPT: Final = _KeptIndices()
-
-
 @contextlib.contextmanager
 def keeping_indices() -> Iterator[None]:
     """Keep small indices mapped, once opened, until the end of the outermost block."""
-    _KEPT.enter()
+    _BLOCKS.append(None)
     try:
         yield
     finally:
-        _KEPT.leave()
+        _BLOCKS.pop()
+        if not _BLOCKS:
+            _KEPT.clear()
 
 
 def open_to_keep(prefix: str) -> Idx:
     """Map the `.idx` of a corpus, and keep it for `open_kept`; raises as `open_idx`."""
     idx = open_idx(prefix)
-    _KEPT.keep(prefix, idx)
+    _KEPT.pop(prefix, None)
+    if _BLOCKS and idx.size <= KEPT_INDEX and len(_KEPT) < MOST_KEPT:
+        _KEPT[prefix] = idx
     return idx
 
 
@@ -182,7 +137,10 @@ def open_kept(prefix: str, versions: tuple[FileVersion, ...]) -> Idx:
     versions : tuple of FileVersion
         Versions of the corpus's files, the `.idx` first. Only a kept index of that version counts.
     """
-    return _KEPT.find(prefix, versions) or open_to_keep(prefix)
+    idx = _KEPT.get(prefix)
+    if idx is not None and idx.file_version in versions[:1] and idx.map.intact:
+        return idx
+    return open_to_keep(prefix)
 
 
 def open_examined(facts: CorpusFacts) -> Idx:

@@ -36,15 +36,14 @@ def test_only_within_blocks(facts: list[CorpusFacts]) -> None:
     assert open_examined(facts[0]) is not first
 
 
-def test_bytes_are_bounded(facts: list[CorpusFacts], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least recently used is unmapped, and large ones are not kept at all."""
-    monkeypatch.setattr(corpus, "KEPT_INDICES", 2 * corpus.LEAST_COUNTED)
+def test_their_number_is_bounded(facts: list[CorpusFacts], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones are kept while there is room, and large ones are not kept at all."""
+    monkeypatch.setattr(corpus, "MOST_KEPT", 2)
     with keeping_indices():
-        first, second = open_examined(facts[0]), open_examined(facts[1])
+        first, second, third = map(open_examined, facts)
         assert open_examined(facts[0]) is first
-        open_examined(facts[2])
-        assert open_examined(facts[0]) is first
-        assert open_examined(facts[1]) is not second
+        assert open_examined(facts[1]) is second
+        assert open_examined(facts[2]) is not third
     monkeypatch.setattr(corpus, "KEPT_INDEX", facts[0].idx_size - 1)
     with keeping_indices():
         assert open_examined(facts[0]) is not open_examined(facts[0])
