@@ -177,7 +177,7 @@ class Output:
             # A killed publication may have named some of the files here.
             if same or any(ours for _, ours in self._final_files()):
                 with Heartbeat(workspace.path, Stopwatch(NullProgress())):
-                    if complete := self._completed():
+                    if complete := len(self._whole_receipts(workspace.published())):
                         self._give_names(complete)
                 if complete:
                     workspace.remove()
@@ -229,56 +229,37 @@ class Output:
 
     def _published(self, origin: Origin) -> list[Receipt]:
         """Return the receipts of the corpora if all exist and were made from the same."""
-        try:
-            first = find_receipt(self.final(0))
-        except DistcacheError:
-            return []  # the file is no receipt
-        if first is None or first.made_from != origin.made_from:
-            return []
-        receipts = [find_receipt(self.final(shard)) for shard in range(first.corpora)]
-        found = [entry for entry in receipts if entry and entry.made_from == origin.made_from]
-        whole = all(self._has_sizes(shard, receipt) for shard, receipt in enumerate(found))
-        return found if len(found) == first.corpora and whole else []
+        found = self._whole_receipts(None)
+        return found if all(one.made_from == origin.made_from for one in found) else []
 
-    def _has_sizes(self, shard: int, receipt: Receipt) -> bool:
-        """Return whether a corpus with its final name has the sizes of its receipt."""
-        tokens, _, idx = (final for _, final in self._names(shard))
-        try:
-            found = self._token_bytes(tokens, shard), os.stat(idx).st_size
-        except (OSError, DistcacheError):
-            return False
-        return found == (receipt.bin_size, receipt.idx_size)
+    def _whole_receipts(self, named: Collection[str] | None) -> list[Receipt]:
+        """Return the receipts of the corpora if all are whole.
 
-    def _completed(self) -> int:
-        """Return how many corpora are complete and only lack their names; 0 if any is not."""
-        named = self.workspace.published()
-        _, receipt, _ = self._places(0, named)
-        if not is_plain_file(receipt):
-            return 0
-        try:
-            shards = read_receipt(receipt).corpora
-        except DistcacheError:
-            return 0
-        return shards if all(self._is_whole(shard, named) for shard in range(shards)) else 0
-
-    def _is_whole(self, shard: int, named: Collection[str]) -> bool:
-        """Return whether a corpus, of which some files may be named, is as its receipt says."""
-        tokens, receipt_file, idx = self._places(shard, named)
-        if not (is_plain_file(receipt_file) and is_plain_file(idx)):
-            return False
-        try:
-            receipt = read_receipt(receipt_file)
-            sizes = self._token_bytes(tokens, shard), os.stat(idx).st_size
-        except (OSError, DistcacheError):
-            return False
-        return (
-            sizes == (receipt.bin_size, receipt.idx_size)
-            and digest_range(idx, 0, receipt.idx_size) == receipt.idx_digest
-        )
-
-    def _places(self, shard: int, named: Collection[str]) -> list[str]:
-        """Return where the files of a corpus are, some of which may have their final names."""
-        return [there if there in named else here for here, there in self._names(shard)]
+        Parameters
+        ----------
+        named : collection of str or None
+            Files that have their final names, while others lack theirs; then indices are digested.
+            None if all have them.
+        """
+        found: list[Receipt] = []
+        while not found or len(found) < found[0].corpora:
+            tokens, receipt_file, idx = (
+                there if named is None or there in named else here
+                for here, there in self._names(len(found))
+            )
+            if not (is_plain_file(receipt_file) and is_plain_file(idx)):
+                return []
+            try:
+                receipt = read_receipt(receipt_file)
+                sizes = self._token_bytes(tokens, len(found)), os.stat(idx).st_size
+            except (OSError, DistcacheError):
+                return []
+            if sizes != (receipt.bin_size, receipt.idx_size):
+                return []
+            if named is not None and digest_range(idx, 0, sizes[1]) != receipt.idx_digest:
+                return []
+            found.append(receipt)
+        return found
 
     def _token_bytes(self, tokens: str, shard: int) -> int:
         """Return the bytes of a `.bin` or of a table's shards; links lead on from final names."""
