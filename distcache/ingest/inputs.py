@@ -314,10 +314,3 @@ class TokenOptions(Common, frozen=True, kw_only=True):
     eod: Annotated[
         int | None, Option("End each document with this token, if it does not.", least=0)
     ] = None
-    # An empty name of a column checks nothing.
-    length_column: Annotated[
-        str, Option("Number of tokens of a row, compared where it exists.")
-    ] = "length"
-    document_column: Annotated[
-        str, Option("Id of a row's document; consecutive rows must differ.")
-    ] = "document_id"

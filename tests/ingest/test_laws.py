@@ -171,8 +171,7 @@ def test_options_and_journals_keep_their_form() -> None:
     )
     assert msgspec.json.encode(TokenOptions()) == (
         b'{"token_type":"auto","on_error":"fail","shard_size":null,"empty":"drop","format":null,'
-        b'"column":"input_ids","dtype":null,"vocabulary":null,"eod":null,'
-        b'"length_column":"length","document_column":"document_id"}'
+        b'"column":"input_ids","dtype":null,"vocabulary":null,"eod":null}'
     )
     line = (
         b'{"piece":0,"facts":{"digest":"ab","rows":4,"empty":1,"skipped":1,"documents":2,'

@@ -148,45 +148,11 @@ def test_a_column_of_another_type(column: Any, message: str, tmp_path: Path) -> 
         run([tmp_path], tmp_path / "out", column="tokens")
 
 
-def test_lengths_that_are_there_are_checked(tmp_path: Path) -> None:
-    """The first row whose length is another one is named; nothing is checked if asked for."""
-    path = write_shard(tmp_path / "a.parquet", [[1, 2], [3], [4]], groups=1, length=[2, 1, 5])
-    with pytest.raises(CorpusError, match="row 2: has 1 tokens, its length says 5"):
-        run([path], tmp_path / "out")
-    run([path], tmp_path / "out", length_column="")
-    path = write_shard(tmp_path / "b.parquet", [[1, 2], [3]], length=["2", "1"])
-    with pytest.raises(CorpusError, match="column 'length' is of type string"):
-        run([path], tmp_path / "other")
-
-
-def test_lengths_beyond_the_signed_range(tmp_path: Path) -> None:
-    """Lengths beyond the signed range are wrong in their own row only."""
-    lengths = pa.array([2, 1 << 63, 1], pa.uint64())
-    path = write_shard(tmp_path / "a.parquet", [[1, 2], [3], [4]], groups=1, length=lengths)
-    outcome = run([path], tmp_path / "out", on_error="skip")
-    assert (outcome.documents, outcome.skipped) == (2, 1)
-    assert rows_of(tmp_path / "out") == [[1, 2], [4]]
-
-
-def test_document_ids_that_are_there_are_checked(tmp_path: Path) -> None:
-    """No two neighbours may be of one document, in a row group or across two."""
-    rows = [[1], [2], [3], [4]]
-    path = write_shard(tmp_path / "a.parquet", rows, groups=2, document_id=["a", "b", "b", "c"])
-    with pytest.raises(CorpusError, match="row group 1, row 0: document_id is b, as in the row"):
-        run([path], tmp_path / "out")
-    run([path], tmp_path / "out", document_column="")
-    path = write_shard(tmp_path / "b.parquet", rows, groups=2, document_id=[1, 2, None, 3])
-    with pytest.raises(CorpusError, match="row group 1, row 0: document_id is null"):
-        run([path], tmp_path / "other")
-
-
-def test_ids_and_ends_that_make_no_sense(tmp_path: Path) -> None:
-    """Ids that cannot be compared, and an end of documents beyond the token type."""
-    path = write_shard(tmp_path / "a.parquet", [[1], [2]], document_id=[["a"], ["b"]])
-    with pytest.raises(CorpusError, match="column 'document_id' is of type list"):
-        run([path], tmp_path / "out")
+def test_an_end_of_documents_beyond_the_type(tmp_path: Path) -> None:
+    """It is refused before anything is read."""
+    path = write_shard(tmp_path / "a.parquet", [[1], [2]])
     with pytest.raises(ConfigError, match="--eod 300: is not in the vocabulary, or beyond"):
-        run([path], tmp_path / "out", eod=300, token_type="u8", document_column="")
+        run([path], tmp_path / "out", eod=300, token_type="u8")
 
 
 def test_a_damaged_row_group_is_skipped(tmp_path: Path) -> None:

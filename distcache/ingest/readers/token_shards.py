@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -36,30 +36,10 @@ def require_token_column(entry: Input, options: TokenOptions) -> None:
     """
     with open_table(entry) as table:
         kind = column_type(table, entry.path, options.column)
-        extra = {
-            name: column_type(table, entry.path, name)
-            for name in (options.length_column, options.document_column)
-            if name in table.schema.names
-        }
-    if (lengths := extra.get(options.length_column)) and not pa.types.is_integer(lengths):
-        raise CorpusError(
-            f"{entry.path}: column {options.length_column!r} is of type {lengths}, expected "
-            'integers; check nothing with --length-column ""'
-        )
-    if (ids := extra.get(options.document_column)) and not _is_id(ids):
-        raise CorpusError(
-            f"{entry.path}: column {options.document_column!r} is of type {ids}, expected numbers "
-            'or text; check nothing with --document-column ""'
-        )
     if not pa.types.is_null(kind) and not (is_list(kind) and _is_integer(kind.value_type)):
         raise CorpusError(
             f"{entry.path}: column {options.column!r} is of type {kind}, expected lists of integers"
         )
-
-
-def _is_id(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
-    return any(test(kind) for test in tests)
 
 
 def _is_integer(kind: pa.DataType) -> bool:
@@ -85,10 +65,10 @@ class ShardReader:
         """Add the documents of a piece to a buffer; false if an error or `stopped` ends it."""
         if entry.is_table:
             with open_table(entry) as table:
-                reading = _Reading(self._options, buffer, table.schema.names)
+                reading = _Reading(self._options, buffer)
                 groups = range(piece.begin, piece.end)
                 return all(reading.add_group(table, entry, group, stopped) for group in groups)
-        reading = _Reading(self._options, buffer, [self._options.column])
+        reading = _Reading(self._options, buffer)
         rows_of = imported(FORMATS[entry.format].tokens)
         for found in rows_of(entry, piece, self._options):
             if stopped() or not reading.add_rows(found):
@@ -102,15 +82,12 @@ def _rows_at_a_time(group: Group) -> int:
 
 
 class _Reading:
-    """Reads one piece; document ids are compared with the row before."""
+    """Reads one piece."""
 
-    def __init__(self, options: TokenOptions, buffer: DocumentBuffer, names: Sequence[str]) -> None:
+    def __init__(self, options: TokenOptions, buffer: DocumentBuffer) -> None:
         self._options = options
         self._buffer = buffer
         self._limit = limit_of(buffer.dtype, options.vocabulary)
-        wanted = (options.column, options.length_column, options.document_column)
-        self._columns = [name for name in dict.fromkeys(wanted) if name in names]
-        self._previous: pa.Scalar | None = None
         self._scratch = np.empty(0, buffer.dtype)
 
     def add_group(
@@ -121,9 +98,7 @@ class _Reading:
         facts = self._buffer.facts
         before = facts.rows
         try:
-            if self._previous is None and group > 0:
-                self._previous = self._last_id(table, group - 1)
-            for batch in table.batches(group, self._columns, at_a_time):
+            for batch in table.batches(group, [self._options.column], at_a_time):
                 places = np.arange(facts.rows, facts.rows + len(batch), dtype=np.int64)
                 lists = _as_lists(batch, self._options.column)
                 if stopped() or not self._add(TokenRows(lists, places, None, group, before)):
@@ -146,14 +121,6 @@ class _Reading:
         self._buffer.facts.rows += 1
         return self._reject([Problem(found.place, str(found.reason), found.byte)])
 
-    def _last_id(self, table: Table, group: int) -> pa.Scalar | None:
-        """Return the document id of the last row of a row group, if rows have any."""
-        column, last = self._options.document_column, None
-        if column in self._columns:
-            for batch in table.batches(group, [column], MOST_ROWS):
-                last = batch.column(0)[-1]
-        return last
-
     def _reject(self, problems: list[Problem]) -> bool:
         """Record invalid rows; false if that ends the ingest."""
         fails = self._options.on_error == "fail"
@@ -163,7 +130,7 @@ class _Reading:
     def _add(self, rows: TokenRows) -> bool:
         """Add rows; false if an invalid one ends the ingest."""
         lists, places = rows.batch.column(self._options.column), rows.places
-        wrong = self._row_problems(rows.batch)
+        wrong = _row_problems(lists)
         decoded = None if wrong else self._decode(lists)
         if decoded is None:
             wrong = {**dict(_wrong_values(lists, self._limit)), **wrong}
@@ -204,21 +171,13 @@ class _Reading:
         drop = self._options.empty == "drop"
         self._buffer.add(tokens, lengths.astype(np.int32), counts, places, drop_empty=drop)
 
-    def _row_problems(self, batch: pa.RecordBatch) -> dict[int, str]:
-        """Return the problems of rows, except those of tokens, by the number in the batch."""
-        options = self._options
-        lists = batch.column(options.column)
-        lengths = pc.list_value_length(lists)
-        found = dict.fromkeys(_where(lists.is_null()), "is null")
-        too_long = pc.fill_null(pc.greater(lengths, MAX_SEQUENCE_TOKENS), False)
-        found |= {row: f"has {lengths[row]} tokens, 2**31 or more" for row in _where(too_long)}
-        if options.length_column in self._columns:
-            found |= _length_problems(batch.column(options.length_column), lengths)
-        if options.document_column in self._columns:
-            name = options.document_column
-            found |= _document_problems(name, batch.column(name), self._previous)
-            self._previous = batch.column(name)[-1]
-        return found
+
+def _row_problems(lists: pa.Array) -> dict[int, str]:
+    """Return the problems of rows, except those of tokens, by the number in the batch."""
+    lengths = pc.list_value_length(lists)
+    found = dict.fromkeys(_where(lists.is_null()), "is null")
+    too_long = pc.fill_null(pc.greater(lengths, MAX_SEQUENCE_TOKENS), False)
+    return found | {row: f"has {lengths[row]} tokens, 2**31 or more" for row in _where(too_long)}
 
 
 def _problem(rows: TokenRows, row: int, reason: str) -> Problem:
@@ -241,31 +200,6 @@ def _as_lists(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:
     else:
         return batch
     return batch.set_column(place, column, lists)
-
-
-def _document_problems(name: str, ids: pa.Array, previous: pa.Scalar | None) -> dict[int, str]:
-    found = dict.fromkeys(_where(ids.is_null()), f"{name} is null")
-    same = pc.fill_null(pc.equal(ids[1:], ids[:-1]), False)
-    repeated = [row + 1 for row in _where(same)]
-    if previous is not None and len(ids) and ids[0].equals(previous) and ids[0].is_valid:
-        repeated.append(0)
-    return found | {
-        row: f"{name} is {ids[row]}, as in the row before; a row is a document here: put the parts "
-        'of documents together, or check nothing with --document-column ""'
-        for row in repeated
-    }
-
-
-def _length_problems(stated: pa.Array, lengths: pa.Array) -> dict[int, str]:
-    # Arrow refuses to compare numbers of 64 bits without a sign with others.
-    wanted = pc.fill_null(stated, 0).to_numpy(zero_copy_only=False)
-    found = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    same = wanted == found.astype(wanted.dtype if wanted.dtype == np.uint64 else np.int64)
-    differs = pa.array(~same & stated.is_valid().to_numpy(zero_copy_only=False))
-    nulls = dict.fromkeys(_where(stated.is_null()), "its length is null")
-    return nulls | {
-        row: f"has {lengths[row]} tokens, its length says {stated[row]}" for row in _where(differs)
-    }
 
 
 def _where(mask: pa.Array) -> list[int]:
