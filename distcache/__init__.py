@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from distcache.train.batches import Batches
     from distcache.train.bin_reader import MegatronBinReader
     from distcache.train.open import open_cache as open  # noqa: A004
+    from distcache.train.provider import agree
     from distcache.train.read_ahead import ReadAhead
-    from distcache.train.same_cache import agree
     from distcache.train.sampler import ResumableSampler
 
 __all__ = [
@@ -50,7 +50,7 @@ __getattr__ = importing(
         "ShardWaitWarning": ("distcache.errors", "ShardWaitWarning"),
         "SharedFileWarning": ("distcache.errors", "SharedFileWarning"),
         "StateWarning": ("distcache.errors", "StateWarning"),
-        "agree": ("distcache.train.same_cache", "agree"),
+        "agree": ("distcache.train.provider", "agree"),
         "megatron": ("distcache.megatron", ""),
         "open": ("distcache.train.open", "open_cache"),
         "trace": ("distcache.ledger.trace", "trace"),

@@ -14,8 +14,7 @@ from distcache.cache.contents import Contents
 from distcache.cache.format import BLOCK_SIZE, HEADER_SIZE, LEAF_SIZE
 from distcache.errors import CacheCorrupt, StorageError
 from distcache.storage.files import FileVersion
-from distcache.storage.place import open_place, pieces_of
-from distcache.storage.ranges import PIECE
+from distcache.storage.place import PIECE, open_place, pieces_of
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick

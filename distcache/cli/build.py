@@ -1,4 +1,4 @@
-"""`distcache plan`, `build`, `ready` and `upload`: from a configuration to a cache."""
+"""`distcache plan`, `build`, `ready`, `upload` and `schema`: from a configuration to a cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from distcache.builder.configuration import complete, load_config
+from distcache import __version__
+from distcache.builder.configuration import NOT_WRITTEN, complete, load_config
 from distcache.builder.finish import file_size, table_places
 from distcache.builder.job import BuildOptions, MemoryLimit
 from distcache.builder.prepare import make_plan_together, require_name
@@ -30,7 +31,7 @@ from distcache.cli.show import make_progress, print_json, print_records, print_r
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
 from distcache.megatron.command_line import is_command
-from distcache.megatron.options import config_from_options
+from distcache.megatron.options import MEGATRON_KEYS, config_from_options
 from distcache.plan.assignment import assign, estimate
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
@@ -65,6 +66,7 @@ VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="List every section, however many there are.")
 ]
 MOST_ROWS: Final = 40  # of a table without --verbose
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def read_config(path: Path | None, context: typer.Context) -> Config:
@@ -429,3 +431,31 @@ def upload_command(
             sent = f"{done.sent} of {done.objects} objects, {size_text(done.sent_bytes)}, sent now"
             typer.echo(f"{done.url}: {size_text(done.nbytes)}, key {done.key}; {sent}")
             typer.echo(f"# on every node: distcache localize {done.url}")
+
+
+def schema_command() -> None:
+    """Print the JSON schema of a configuration.
+
+    Editors complete and check a YAML file that names it in its first line:
+    `# yaml-language-server: $schema=blend.schema.json`.
+
+    Examples
+    --------
+        distcache schema > blend.schema.json
+    """
+    print_json(configuration_schema())
+
+
+def configuration_schema() -> dict[str, Any]:
+    """Return the JSON schema of a configuration, which may have Megatron's options, too."""
+    found: dict[str, Any] = msgspec.json.schema(Config)
+    own = found["$defs"]["Config"]
+    fields: dict[str, Any] = own["properties"]
+    for name in NOT_WRITTEN:
+        del fields[name]
+    spellings = {spelt for name in MEGATRON_KEYS for spelt in (name, name.replace("_", "-"))}
+    fields |= {name: {"description": "an option of Megatron-LM"} for name in sorted(spellings)}
+    # Options of a training command may stand for the sequence length.
+    own.pop("required", None)
+    own["title"] = "Configuration of distcache"
+    return {"$schema": DIALECT, "$comment": f"distcache {__version__}", **found}

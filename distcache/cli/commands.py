@@ -73,7 +73,7 @@ PANELS: Final = {
             interrupted=None,
         ),
         "select": CommandEntry(
-            "select",
+            "corpora",
             "select_command",
             "Select documents of a corpus as a view, without a copy.",
             interrupted=None,
@@ -127,7 +127,7 @@ PANELS: Final = {
             "cache", "verify_command", "Compare every byte of a cache with its digests."
         ),
         "schema": CommandEntry(
-            "schema", "schema_command", "Print the JSON schema of a configuration, for editors."
+            "build", "schema_command", "Print the JSON schema of a configuration, for editors."
         ),
         "explain": CommandEntry(
             "cache",

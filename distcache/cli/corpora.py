@@ -1,10 +1,11 @@
-"""`distcache check`, `show`, `merge`, `convert` and `materialize`."""
+"""`distcache check`, `show`, `merge`, `convert`, `select` and `materialize`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
+import msgspec
 import typer
 
 from distcache.cli.common import (
@@ -15,6 +16,7 @@ from distcache.cli.common import (
     WorkOption,
     interrupt_on_signals,
 )
+from distcache.cli.options import with_options
 from distcache.cli.show import LogFormat, make_progress, print_json, print_records, print_result
 from distcache.corpus import CorpusFacts, Fault
 from distcache.corpus.examine import examine, require_sound
@@ -22,6 +24,8 @@ from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import Receipt, find_receipt, receipt_path
 from distcache.corpus.repair import is_repairable
 from distcache.edit.copy_corpora import copy_corpora, repair
+from distcache.edit.select import SelectOptions, select
+from distcache.edit.selection import Selection
 from distcache.errors import CorpusError
 from distcache.extras import needing
 from distcache.ingest.objects import ObjectWork
@@ -129,6 +133,38 @@ def convert_command(
             kind="convert",
             drop_modes=drop_modes,
         )
+
+    write_corpus(make, out, log_format, as_json=as_json)
+
+
+@with_options
+def select_command(
+    corpus: Annotated[
+        str, typer.Argument(callback=path_only, help="A corpus: its path without .idx or .bin.")
+    ],
+    out: OutOption,
+    selection: Selection,
+    options: SelectOptions,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Select documents of a corpus as a view: a new .idx, and a link to the same .bin.
+
+    A document is kept if every condition that is given holds. Runs alone or under mpiexec or srun;
+    the documents are split over the ranks.
+
+    Examples
+    --------
+        distcache select data/web -o data/web-tenth --sample 0.1
+
+        distcache select data/web -o data/web-1b --tokens 1e9 --seed 7
+
+        distcache select data/web -o data/web-clean --drop duplicates.npy --min-length 64
+    """
+    options = msgspec.structs.replace(options, selection=selection)
+
+    def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
+        return select(communicator, bare_prefix(corpus), out, options, threads, progress)
 
     write_corpus(make, out, log_format, as_json=as_json)
 

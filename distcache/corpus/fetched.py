@@ -27,7 +27,6 @@ from distcache.ranks.communicator import Communicator
 from distcache.ranks.gather_rounds import Buffer, chunk_bytes, gather_rounds
 from distcache.ranks.job_environment import node_name
 from distcache.ranks.progress import Progress
-from distcache.storage.copies import ObjectCopy, forget_copies, register_copy
 from distcache.storage.files import (
     FileVersion,
     closing_fd,
@@ -37,7 +36,7 @@ from distcache.storage.files import (
 )
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.locks import try_lock
-from distcache.storage.place import OBJECTS, open_place
+from distcache.storage.place import OBJECTS, ObjectCopy, forget_copies, open_place, register_copy
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 

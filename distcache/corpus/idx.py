@@ -18,8 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.kernels import Mapping
-from distcache.storage.copies import copy_of
 from distcache.storage.files import FileVersion, open_regular, version_of
+from distcache.storage.place import copy_of
 from distcache.storage.url import is_url
 
 MAGIC: Final = b"MMIDIDX\x00\x00"

@@ -15,8 +15,8 @@ import msgspec
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.storage.copies import copy_of
 from distcache.storage.files import atomic_write, no_space_as_error, read_file
+from distcache.storage.place import copy_of
 from distcache.storage.threads import decodable
 from distcache.storage.url import is_url
 

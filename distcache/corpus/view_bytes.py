@@ -19,8 +19,7 @@ from distcache.corpus.mds.stored_shard import indexed_pieces, indexed_shard
 from distcache.errors import CorpusError
 from distcache.kernels import read_ranges
 from distcache.storage.files import FileVersion, closing_fd, open_regular
-from distcache.storage.place import Place, open_place
-from distcache.storage.ranges import GAP, PIECE, join_ranges
+from distcache.storage.place import GAP, PIECE, Place, join_ranges, open_place
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 

@@ -17,8 +17,7 @@ from distcache.corpus.mds.columns import (
     token_places,
 )
 from distcache.corpus.mds.index_json import ShardEntry
-from distcache.corpus.mds.shard_header import header_problem, offsets_of
-from distcache.corpus.mds.stored_shard import StoredShard, read_shard
+from distcache.corpus.mds.stored_shard import StoredShard, header_problem, offsets_of, read_shard
 from distcache.errors import ConfigError, CorpusError
 from distcache.kernels import first_outside
 from distcache.option import Option

@@ -15,7 +15,7 @@ from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import Idx
 from distcache.corpus.receipt import Receipt, TokenizerFacts, tokenizers_of
 from distcache.edit.selection import Selection, numbers_in, select_documents
-from distcache.edit.view import Kept, KeptOf, Tokens, View, find_tokens, origin_of_view
+from distcache.edit.view_writer import Kept, KeptOf, Tokens, View, find_tokens, origin_of_view
 from distcache.errors import ConfigError
 from distcache.ingest.output import Output
 from distcache.option import Option

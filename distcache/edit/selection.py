@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus.idx import Idx
-from distcache.edit.view import Kept
+from distcache.edit.view_writer import Kept
 from distcache.errors import ConfigError
 from distcache.option import Option
 from distcache.storage.files import open_regular

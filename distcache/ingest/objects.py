@@ -29,8 +29,7 @@ from distcache.ranks.progress import Progress
 from distcache.ranks.sending import PER_OBJECT
 from distcache.storage.files import FileVersion, atomic_write, make_directories, may_write
 from distcache.storage.locks import LOCK, try_lock
-from distcache.storage.place import bucket_of, exists, open_place, pieces_of, version_at
-from distcache.storage.ranges import PIECE
+from distcache.storage.place import PIECE, bucket_of, exists, open_place, pieces_of, version_at
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url, located
 from distcache.storage.watchdog import tick

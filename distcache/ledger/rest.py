@@ -18,7 +18,7 @@ from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import Idx, unused_name
 from distcache.corpus.receipt import Receipt, tokenizers_of
 from distcache.corpus.source_rows import grouped
-from distcache.edit.view import Kept, View, find_tokens, origin_of_view
+from distcache.edit.view_writer import Kept, View, find_tokens, origin_of_view
 from distcache.errors import ConfigError
 from distcache.ingest.document_buffer import Counts
 from distcache.ingest.output import Output

@@ -36,8 +36,7 @@ from distcache.storage.files import (
     sync_file,
     write_range,
 )
-from distcache.storage.place import open_place, pieces_of
-from distcache.storage.ranges import PIECE
+from distcache.storage.place import PIECE, open_place, pieces_of
 from distcache.storage.space import reserve
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick

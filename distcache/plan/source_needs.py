@@ -12,7 +12,7 @@ from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.mds.shard_table import read_table
 from distcache.option import Option
 from distcache.plan.model import Plan, SectionPlan
-from distcache.storage.ranges import PIECE
+from distcache.storage.place import PIECE
 from distcache.storage.units import counted, parse_positive_size
 from distcache.storage.url import is_url
 

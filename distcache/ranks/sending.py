@@ -24,6 +24,7 @@ from distcache.storage.files import FileVersion, version_of
 from distcache.storage.journal import Journal, read_journal
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import (
+    PIECE,
     bucket_of,
     exists,
     open_place,
@@ -33,7 +34,6 @@ from distcache.storage.place import (
     version_at,
     version_or_none,
 )
-from distcache.storage.ranges import PIECE
 from distcache.storage.threads import map_in_threads
 
 WHOLE: Final = 64 << 20  # bytes that are sent in one request

@@ -41,7 +41,7 @@ from distcache.storage.faults import (
 from distcache.storage.files import FileVersion
 from distcache.storage.msc import profile_access
 from distcache.storage.pace import Pace, Window
-from distcache.storage.ranges import PIECE
+from distcache.storage.place import PIECE
 from distcache.storage.timeouts import limits
 from distcache.storage.url import Address, address_of
 from distcache.storage.watchdog import tick

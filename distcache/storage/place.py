@@ -1,12 +1,12 @@
-"""One interface to the bytes of files and of objects."""
+"""One interface to the bytes of files, of objects, and of copies of objects on this disk."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket
 
 OBJECTS: Final = 16  # that are asked for at a time
+GAP: Final = 512  # bytes between two ranges that cost less than a request
+PIECE: Final = 8 << 20  # bytes of an object that are requested at a time
 
 
 class Place(Protocol):
@@ -225,3 +227,69 @@ def import_client(url: str) -> None:
     """
     with needing(url):
         import distcache.storage.bucket  # noqa: F401, PLC0415  imports obstore
+
+
+class ObjectCopy(NamedTuple):
+    """A copy of an object."""
+
+    path: str  # path of the file
+    version: FileVersion  # version of the object
+
+
+_copies: dict[str, ObjectCopy] = {}
+
+
+def register_copy(url: str, copy: ObjectCopy) -> None:
+    """Let this process read a copy in the place of an object."""
+    _copies[url] = copy
+
+
+def copy_of(path: str) -> ObjectCopy | None:
+    """Return the copy that this process has of an object, if there is one."""
+    return _copies.get(path)
+
+
+def forget_copies(urls: list[str]) -> None:
+    """Forget copies that will be removed."""
+    for url in urls:
+        _copies.pop(url, None)
+
+
+class Joined(NamedTuple):
+    """Bytes [begin, end), and which of the ranges are in them, by their places."""
+
+    begin: int
+    end: int
+    members: list[int]
+
+
+def join_ranges(ranges: Sequence[tuple[int, int]], gap: int, most: int) -> list[Joined]:
+    """Join ranges (first byte, bytes) of one object.
+
+    Parameters
+    ----------
+    ranges : sequence of (int, int)
+        Ranges in any order; they may overlap. Empty ones are left out.
+    gap : int
+        Bytes between two ranges that cost less than a request.
+    most : int
+        Bytes of a request, unless one range alone has more.
+
+    Returns
+    -------
+    list of Joined
+        Joined ranges in ascending order; each range is in exactly one.
+    """
+    found: list[Joined] = []
+    for place in sorted(range(len(ranges)), key=ranges.__getitem__):
+        begin, size = ranges[place]
+        if not size:
+            continue
+        if found:
+            last = found[-1]
+            end = max(last.end, begin + size)
+            if begin <= last.end + gap and end - last.begin <= most:
+                found[-1] = Joined(last.begin, end, [*last.members, place])
+                continue
+        found.append(Joined(begin, begin + size, [place]))
+    return found

@@ -16,7 +16,7 @@ from typing import Final
 
 from distcache.errors import CorpusError, NotReady
 from distcache.storage.files import open_sized, raise_descriptor_limit, read_range
-from distcache.storage.transient import MAX_ATTEMPTS, TRANSIENT, pause_before, retried
+from distcache.storage.timeouts import MAX_ATTEMPTS, TRANSIENT, pause_before, retried
 
 FILES_PER_READER: Final = 56  # that each reader may always have open: those of a part of a batch
 MAX_OPEN_FILES: Final = 8192  # open files of a process, even if its limit is higher

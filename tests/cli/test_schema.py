@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.cli.schema import configuration_schema
+from distcache.cli.build import configuration_schema
 from distcache.errors import ConfigError
 from tests.support.processes import start
 

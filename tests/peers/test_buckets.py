@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import distcache
-from distcache.storage.ranges import GAP
+from distcache.storage.place import GAP
 from tests.peers.options import flags_in
 from tests.support.buckets import put_cache
 from tests.support.caches import build_here

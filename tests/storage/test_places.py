@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from distcache.errors import ObjectChanged
-from distcache.storage.place import exists, open_place, read_place, version_at
-from distcache.storage.ranges import PIECE
+from distcache.storage.place import PIECE, exists, open_place, read_place, version_at
 from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.scripted_s3 import ScriptedS3
 

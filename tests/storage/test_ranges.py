@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.storage.ranges import join_ranges
+from distcache.storage.place import join_ranges
 
 RANGES = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 60)), max_size=30)
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 import distcache
 from distcache.errors import DistcacheError, KeyMismatch
 from distcache.train.dataset import CachedDataset
-from distcache.train.same_cache import open_on_all_ranks
+from distcache.train.provider import open_on_all_ranks
 
 VOCABULARY = 30_000
 BATCH = 4

@@ -16,7 +16,7 @@ import pytest
 import distcache
 from distcache import kernels
 from distcache.errors import CorpusError
-from distcache.storage.transient import MAX_ATTEMPTS, pause_before
+from distcache.storage.timeouts import MAX_ATTEMPTS, pause_before
 from distcache.train import reading, token_files
 from distcache.train.token_files import TokenFiles
 from tests.support.caches import build_here

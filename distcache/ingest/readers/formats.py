@@ -38,7 +38,7 @@ FORMATS: Final = {
         can_be_compressed=True,
     ),
     "txt": SourceFormat(
-        (".txt",), "lines", texts=HERE + "text_rows:plain_rows", can_be_compressed=True
+        (".txt",), "lines", texts=HERE + "input_rows:plain_rows", can_be_compressed=True
     ),
     "parquet": SourceFormat(
         (".parquet",),

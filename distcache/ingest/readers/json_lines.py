@@ -13,8 +13,14 @@ import numpy as np
 
 from distcache.ingest.inputs import Input, TextOptions, TokenOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.input_rows import InputRow, TokenRows, line_rows
-from distcache.ingest.readers.text_rows import DECODED, checked, too_long
+from distcache.ingest.readers.input_rows import (
+    DECODED,
+    InputRow,
+    TokenRows,
+    checked,
+    line_rows,
+    too_long,
+)
 
 LONGEST_LINE: Final = 1 << 30  # bytes of a line of ids
 BATCH_IDS: Final = 1 << 19

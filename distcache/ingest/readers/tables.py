@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from distcache.errors import CorpusError
 from distcache.ingest.inputs import Group, Input, TextOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.input_rows import InputRow
-from distcache.ingest.readers.text_rows import checked
+from distcache.ingest.readers.input_rows import InputRow, checked
 from distcache.storage.files import closing_fd, open_regular
 
 SLICE: Final = 256  # rows that are Python objects at a time

@@ -35,8 +35,7 @@ from distcache.node.ahead.protocol import (
 from distcache.storage.files import open_sized, open_unnamed, version_of, write_range
 from distcache.storage.pace import in_background
 from distcache.storage.place import FilePlace, Place, bucket_of
-from distcache.storage.timeouts import limits
-from distcache.storage.transient import MAX_ATTEMPTS, TRANSIENT, pause_before
+from distcache.storage.timeouts import MAX_ATTEMPTS, TRANSIENT, limits, pause_before
 from distcache.storage.url import is_url
 
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ def origin_of_view(
     tokenizer : TokenizerFacts or None
         Tokenizer of the corpus.
     tokens : Tokens
-        Where the tokens are.
+        Place of its tokens.
     options : dict
         Everything else that it depends on; None stands for what was not given.
     """
@@ -183,13 +183,13 @@ class View:
         kept : callable
             Yields what is kept of a piece.
         tokens : Tokens
-            Where the tokens are.
+            Place of the tokens.
         origin : Origin
-            What the view is made from.
+            Everything that the view depends on.
         nothing : str
             Message if that is nothing.
         counts : sequence of Counts or None
-            What is kept of each piece, if it is known.
+            Sizes of what is kept of each piece, if they are known.
 
         Returns
         -------
