@@ -157,8 +157,6 @@ def make_ready(workspace: Workspace, plan: Plan, layout: Layout) -> str:
 
     Raises
     ------
-    ConfigError
-        If the filesystem has no hard links.
     NoSpace
         If there is no space for it.
     """

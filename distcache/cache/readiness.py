@@ -15,7 +15,7 @@ import msgspec
 
 from distcache.cache.contents import read_contents
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
-from distcache.ranks.owner import Monitor, is_owned
+from distcache.ranks.owner import Monitor
 from distcache.ranks.workspace import hidden_directory
 from distcache.storage.timeouts import limits
 from distcache.storage.url import is_url, located
@@ -126,7 +126,7 @@ class Watch:
     def _look_at(self, directory: Path) -> Readiness:
         monitor = self._monitor = self._monitor or Monitor(directory, self._clock)
         monitor.look()
-        found = Readiness(self._path, self._state_of(monitor, owned=is_owned(directory)))
+        found = Readiness(self._path, self._state_of(monitor))
         if monitor.hidden:
             return msgspec.structs.replace(found, builder="of another user, and not to be seen")
         if (beat := monitor.beat) is None:
@@ -139,11 +139,11 @@ class Watch:
             sign=beat.sign,
         )
 
-    def _state_of(self, monitor: Monitor, *, owned: bool) -> State:
+    def _state_of(self, monitor: Monitor) -> State:
         """Return the state of a builder; one that cannot be seen counts as alive."""
         if monitor.hidden:
             return State.building
-        if monitor.silence > (limits().hung if owned else limits().silent):
+        if monitor.silence > (limits().hung if monitor.is_owned else limits().silent):
             return State.dead
         return State.building
 

@@ -35,14 +35,13 @@ from distcache.storage.files import (
     write_range,
 )
 from distcache.storage.listing import listed, listed_version
-from distcache.storage.locks import try_lock
+from distcache.storage.locks import LOCK, try_lock
 from distcache.storage.place import OBJECTS, ObjectCopy, forget_copies, open_place, register_copy
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
 REQUESTS: Final = 8  # chunks that an agent reads at a time
 SMALL: Final = 1 << 20  # bytes of a chunk in the mean, of which more are read at a time
-LOCK: Final = "lock"
 
 
 class _Object(msgspec.Struct, frozen=True):
@@ -205,32 +204,6 @@ def _path(directory: str, number: int) -> str:
     return os.path.join(directory, str(number))
 
 
-class _FetchedFiles:
-    """Writes chunks that have arrived to the files of a directory."""
-
-    def __init__(self, directory: str, chunks: Sequence[_Chunk]) -> None:
-        self._directory = directory
-        self._chunks = chunks
-        self.problem: DistcacheError | OSError | None = None
-
-    def give(self, chunk: int, data: Buffer) -> None:
-        """Write a chunk; what goes wrong is kept, since the other agents need this one."""
-        if self.problem is not None:
-            return
-        found = self._chunks[chunk]
-        path = _path(self._directory, found.number)
-        try:
-            with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
-                write_range(descriptor, found.begin, data)
-        except (DistcacheError, OSError) as error:
-            self.problem = error
-
-    def settle(self) -> None:
-        """Raise what went wrong."""
-        if self.problem is not None:
-            raise self.problem
-
-
 def _fetch(
     agents: Communicator, objects: Sequence[_Object], directory: str, progress: Progress
 ) -> None:
@@ -238,8 +211,8 @@ def _fetch(
 
     Raises
     ------
-    DistcacheError, OSError
-        Of what this agent saw, or all did.
+    DistcacheError
+        On all agents the same.
     """
     step = chunk_bytes(agents.size)
     chunks = [
@@ -254,14 +227,19 @@ def _fetch(
         with open_place(found.url, found.version) as source:
             source.read_into(out, chunk.begin)
 
-    sink = _FetchedFiles(directory, chunks)
+    def write(place: int, data: Buffer) -> None:
+        chunk = chunks[place]
+        path = _path(directory, chunk.number)
+        with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
+            write_range(descriptor, chunk.begin, data)
+
     sizes = [chunk.end - chunk.begin for chunk in chunks]
     small = sum(sizes) < len(sizes) * SMALL
     gather_rounds(
         agents,
         sizes,
         read,
-        sink,
+        write,
         progress.advance,
         functools.partial(on_all_ranks, agents),
         OBJECTS if small else REQUESTS,

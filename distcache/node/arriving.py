@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import msgspec
@@ -62,27 +60,15 @@ class ArrivingChunks:
         self._staged = staged
         self._chunks = chunks
         self._mine = mine
-        self._pool = ThreadPoolExecutor(1)
-        self._waiting: collections.deque[Future[None]] = collections.deque()
         self._digest: Any = None
         self._packed = bytearray()
         self.problems: list[DistcacheError | OSError] = []
 
-    def give(self, chunk: int, data: Buffer) -> None:
-        """Queue a chunk that has arrived, if this node needs it."""
-        if self._chunks[chunk].block in self._mine:
-            self._waiting.append(self._pool.submit(self._write, self._chunks[chunk], data))
-
-    def settle(self) -> None:
-        """Wait until all chunks that were given are written; problems are kept."""
-        while self._waiting:
-            self._waiting.popleft().result()
-
-    def close(self) -> None:
-        """End the thread that writes, unless it hangs."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _write(self, chunk: Chunk, data: Buffer) -> None:
+    def write(self, number: int, data: Buffer) -> None:
+        """Write a chunk if this node needs it; problems are kept, as later blocks may be sound."""
+        chunk = self._chunks[number]
+        if chunk.block not in self._mine:
+            return
         block = self._manifest.blocks[chunk.block]
         if block.source is not None:
             self._gather(block, block.source, chunk, data)
@@ -91,7 +77,7 @@ class ArrivingChunks:
             self._digest = digest_of(block)
         self._digest.update(data.data)
         if self.problems:
-            return  # the other agents still need this one
+            return
         try:
             with closing_fd(self._staged.open(block.file)) as descriptor:
                 self._staged.write(descriptor, chunk.begin, data)
@@ -115,4 +101,4 @@ class ArrivingChunks:
                 if not self._staged.unpack(block, packed, lambda _: None):
                     self.problems.append(differs(self._manifest, block))
             except (DistcacheError, OSError) as error:
-                self.problems.append(error)  # the other agents still need this one
+                self.problems.append(error)

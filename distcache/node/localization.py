@@ -43,6 +43,7 @@ from distcache.ranks.progress import Progress
 from distcache.storage.files import closing_fd, set_time
 from distcache.storage.place import threads_for
 from distcache.storage.space import allocated, require_space
+from distcache.storage.threads import map_in_threads
 
 SYNCS: Final = 8  # files that are synced at a time: the filesystem does them together
 Result = TypeVar("Result")
@@ -233,13 +234,7 @@ class Localization:
 
         blocks = (self._manifest.blocks[number] for number in numbers)
         paths = (origin_of(self._manifest, block).path for block in blocks)
-        with ThreadPoolExecutor(threads_for(paths, self._options.threads)) as pool:
-            futures = [pool.submit(copy, number) for number in numbers]
-            try:
-                return sum(future.result() for future in futures)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        return sum(map_in_threads(copy, numbers, threads_for(paths, self._options.threads)))
 
     def _gather_blocks(self, needed: Sequence[int], mine: frozenset[int]) -> int:
         """Bring blocks to all nodes that need them, and return the bytes read here. Collective."""
@@ -259,19 +254,16 @@ class Localization:
             if arriving.problems:
                 raise arriving.problems[0]
 
-        try:
-            gather_rounds(
-                self._agents,
-                [chunk.end - chunk.begin for chunk in chunks],
-                read,
-                arriving,
-                self._progress.advance,
-                self._on_all_agents,
-                read_threads(manifest.source, len(self._readers)),
-                self._readers,
-            )
-        finally:
-            arriving.close()
+        gather_rounds(
+            self._agents,
+            [chunk.end - chunk.begin for chunk in chunks],
+            read,
+            arriving.write,
+            self._progress.advance,
+            self._on_all_agents,
+            read_threads(manifest.source, len(self._readers)),
+            self._readers,
+        )
         self._on_all_agents(require_right, "comparing what has arrived")
         return sum(done)
 

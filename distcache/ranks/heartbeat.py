@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from distcache.ranks.progress import Stopwatch
-from distcache.storage.files import closing_fd, set_mode
+from distcache.storage.files import read_file, set_mode
 from distcache.storage.threads import decodable
 from distcache.storage.timeouts import limits
 
@@ -64,21 +64,12 @@ def read_beat(directory: Path) -> Beat | None:
     PermissionError
         If this user may not read it.
     """
-    descriptor = _open(directory / NAME)
-    if descriptor is None:
-        return None
-    with closing_fd(descriptor), contextlib.suppress(OSError, ValueError, RecursionError):
-        return msgspec.json.decode(os.read(descriptor, MAX_HEARTBEAT_BYTES), type=Beat)
-    return None
-
-
-def _open(path: Path) -> int | None:
-    """Open a file of the heartbeat; None if it does not exist. Raises PermissionError."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        text = read_file(directory / NAME, MAX_HEARTBEAT_BYTES, follow=False)
+        return msgspec.json.decode(text, type=Beat)
     except PermissionError:
         raise
-    except OSError:
+    except (OSError, ValueError, RecursionError):
         return None
 
 

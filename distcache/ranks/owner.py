@@ -7,6 +7,7 @@ machine, as on Lustre mounted with ``localflock`` and on NFS with ``local_lock``
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -17,7 +18,8 @@ from typing import Final, NamedTuple
 
 from distcache.ranks.heartbeat import VISIBLE, Beat, read_beat
 from distcache.ranks.job_environment import NODE_NAME
-from distcache.storage.files import closing_fd, no_space_as_error, set_mode
+from distcache.storage.files import closing_fd, no_space_as_error, read_file, set_mode
+from distcache.storage.timeouts import limits
 
 OWNER: Final = "owner"
 MAX_OWNER_BYTES: Final = 1 << 12  # bytes of the file; more are not read
@@ -64,12 +66,14 @@ def _me() -> _Process:
 
 def _read(path: Path) -> bytes | None:
     """Return the content of an owner's file, empty during its creation; None if there is none."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with closing_fd(os.open(path, flags)) as descriptor:
-            return os.read(descriptor, MAX_OWNER_BYTES)
+        return read_file(path, MAX_OWNER_BYTES, follow=False)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return b""  # something that is no file, and names nobody
+        raise
 
 
 def _lives(owner: bytes) -> bool | None:
@@ -78,15 +82,6 @@ def _lives(owner: bytes) -> bool | None:
     if len(words) == 5 and (words[0], words[1]) == _me()[:2]:
         return _started(words[2]) == words[3]
     return None
-
-
-def is_owned(directory: Path) -> bool:
-    """Return whether a workspace has an owner that has not ended, as far as this node can see."""
-    try:
-        owner = _read(directory / OWNER)
-    except OSError:
-        return True
-    return owner is not None and _lives(owner) is not False
 
 
 class Monitor:
@@ -110,14 +105,17 @@ class Monitor:
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
         self._clock = clock
-        self._since = clock()
+        self._since = self._looked = clock()
         self._owner: bytes | None = None
         self.beat: Beat | None = None
         self.hidden = False
 
     def look(self) -> None:
         """Read the heartbeat, and who the owner is."""
-        before = self.beat, self._owner
+        now, before = self._clock(), (self.beat, self._owner)
+        # A filesystem that stands still stops this process as it does the owner.
+        self._since += max(0.0, now - self._looked - limits().hung / 2)
+        self._looked = now
         try:
             self.beat, self._owner = read_beat(self._directory), _read(self._directory / OWNER)
         except PermissionError:
@@ -128,6 +126,11 @@ class Monitor:
         self.hidden = False
         if (self.beat, self._owner) != before:
             self._since = self._clock()
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether there is an owner that has not ended, as far as this node can see."""
+        return self.hidden or (self._owner is not None and _lives(self._owner) is not False)
 
     @property
     def silence(self) -> float:
@@ -202,8 +205,12 @@ class Owner:
         except FileNotFoundError:
             return None
         with closing_fd(descriptor), no_space_as_error(self._path):
-            set_mode(descriptor, VISIBLE)
-            os.write(descriptor, self._text)
+            try:
+                set_mode(descriptor, VISIBLE)
+                os.write(descriptor, self._text)
+            except BaseException:  # an owner without a text would be waited for
+                self._path.unlink(missing_ok=True)
+                raise
         if contested:
             time.sleep(OWNER_POLL)
         return not contested or _read(self._path) == self._text

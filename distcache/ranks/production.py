@@ -79,8 +79,8 @@ def produce(
     with contextlib.ExitStack() as stack:
 
         def claim_or_find() -> bool:
+            stack.callback(workspace.release)  # also if claiming fails
             if claim():
-                stack.callback(workspace.release)
                 stack.enter_context(beat)
                 return True
             return False
@@ -109,8 +109,9 @@ def _advice(workspace: Workspace, watch: Stopwatch, *, resumes: bool) -> Iterato
     try:
         yield
     except DistcacheError:
-        if resumes and workspace.is_mine():
-            watch.note(f"what is done is kept in {workspace.path}; run again to resume")
+        with contextlib.suppress(OSError):  # the error is more important than the advice
+            if resumes and workspace.is_mine():
+                watch.note(f"what is done is kept in {workspace.path}; run again to resume")
         raise
 
 

@@ -94,13 +94,19 @@ class Workspace:
         except FileExistsError:
             if not parent.is_dir():
                 raise ConfigError(f"{parent}: is not a directory") from None
-            found = os.lstat(self.path)
+            try:
+                found = os.lstat(self.path)
+            except FileNotFoundError:
+                return False  # it has just been removed
             if not stat.S_ISDIR(found.st_mode):
                 raise DistcacheError(
                     f"{self.path}: is not a directory; remove it, or {self.otherwise}"
                 ) from None
             return found.st_uid == os.geteuid()
-        with closing_fd(open_directory(self.path)) as descriptor:
+        with (
+            contextlib.suppress(FileNotFoundError),  # another process has removed it
+            closing_fd(open_directory(self.path)) as descriptor,
+        ):
             set_mode(descriptor, MODE)  # whatever the umask
         return True
 
@@ -121,7 +127,8 @@ class Workspace:
     def is_mine(self) -> bool:
         """Return whether no other process has taken the workspace over.
 
-        Another process does if it has seen no heartbeat for too long.
+        Another process does if it has seen no heartbeat for too long. Always true on ranks that
+        have not claimed it.
         """
         return self._directory is None or not self._owner.is_another()
 
@@ -135,8 +142,8 @@ class Workspace:
         """
         if not self.is_mine():
             raise DistcacheError(
-                f"{self.path}: another process has taken it over, since it saw no heartbeat of "
-                "this one for too long; run again, which waits for that one"
+                f"{self.path}: another process has taken it over, because it saw no heartbeat "
+                "of this process for too long; run again to wait for it"
             )
 
     @property
@@ -324,7 +331,7 @@ def _require_alive(workspace: Workspace, monitor: Monitor, who: str, waited: flo
     reason = ""
     if not monitor.hidden and monitor.silence > limits().abandoned:
         reason = f"has shown no heartbeat for {limits().abandoned:.0f} s"
-    elif waited > limits().collective:
+    elif waited > 0.9 * limits().collective:  # before the other ranks stop waiting for this one
         reason = f"has not ended for {waited:.0f} s"
     if reason:
         raise DistcacheError(

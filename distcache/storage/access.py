@@ -245,7 +245,7 @@ def _of_profile(environment: Mapping[str, str], label: str) -> dict[str, Any]:
     try:
         found = run_with_watchdog(ask, PATIENCE, label)
     except Stalled:
-        raise
+        raise ConfigError(f"{label}: gave no credentials in {PATIENCE:.0f} s") from None
     except Exception as error:  # noqa: BLE001  botocore's have no common base
         # Neither files nor what a process writes are shown: they may hold secrets.
         kind = type(error).__name__

@@ -24,7 +24,6 @@ from distcache.storage.watchdog import tick
 
 READ: Final = 4 << 20  # bytes that are digested at a time
 TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
-PROBE: Final = re.compile(r"probe\.([0-9a-f]{8})")
 NO_SYNC: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)  # of directories
 NO_MODES: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 LOCK: Final = "lock"
-"""The name of the lock in a directory of unfinished files."""
+"""Name of the lock file of a directory that one job fills."""
 
 
 def try_lock(path: str | Path, *, shared: bool = False, make: bool = True) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from distcache.errors import CacheCorrupt
 from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_ranges, read_samples
 from distcache.node.ahead.protocol import Source
+from distcache.storage.timeouts import retried
 from distcache.train.fetching import FetchedRanges, Fetching, fetched_ranges, no_ranges
 from distcache.train.split import OpenMember, OpenSplit
 from distcache.train.token_files import FILES_PER_READER, TokenFiles
@@ -137,7 +139,7 @@ class SampleReader:
         ]
         done = attempt = 0
         while done < len(sections):
-            opened = iter(self._files.descriptors(own_files))
+            opened = iter(retried(functools.partial(self._files.descriptors, own_files)))
             of_files = [next(opened) if s is None else fetched.get(s, -1) for s in where.sources]
             begin = int(where.bounds[done])
             try:

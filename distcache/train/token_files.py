@@ -98,7 +98,7 @@ class TokenFiles:
         NotReady
             If a file does not exist.
         OSError
-            If a file cannot be opened, after retries of transient errors.
+            If a file cannot be opened.
         """
         needed = dict(files)
         for path in needed:
@@ -182,7 +182,7 @@ class TokenFiles:
 
     def _open_file(self, path: str, size: int) -> int:
         try:
-            descriptor, found = retried(lambda: open_sized(path))
+            descriptor, found = open_sized(path)
         except FileNotFoundError as error:
             raise NotReady(
                 f"{path}: no such file: its tokens are read from there; put it back, or build the "

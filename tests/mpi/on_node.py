@@ -61,7 +61,7 @@ def main() -> None:
     from distcache.cli.main import main as run  # noqa: PLC0415
     from distcache.ranks import gather_rounds  # noqa: PLC0415
 
-    gather_rounds.ROUND = int(os.environ.get("ROUND_BYTES", gather_rounds.ROUND))  # type: ignore[misc]
+    gather_rounds.ROUND_BYTES = int(os.environ.get("ROUND_BYTES", gather_rounds.ROUND_BYTES))  # type: ignore[misc]
     run()
 
 

@@ -19,30 +19,13 @@ from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.gather_rounds import (
     MAX_CHUNK,
     MIN_CHUNK,
-    ROUND,
+    ROUND_BYTES,
     Buffer,
     chunk_bytes,
     gather_rounds,
 )
 from distcache.storage import watchdog
 from tests.support.threads import ThreadCommunicator, run_ranks
-
-
-class Sink:
-    """Keeps what has arrived."""
-
-    def __init__(self) -> None:
-        self.arrived: list[tuple[int, bytes]] = []
-        self._given: list[tuple[int, Buffer]] = []
-
-    def give(self, chunk: int, data: Buffer) -> None:
-        """Take a chunk."""
-        self._given.append((chunk, data))
-
-    def settle(self) -> None:
-        """Keep what was given."""
-        self.arrived += [(chunk, data.tobytes()) for chunk, data in self._given]
-        self._given.clear()
 
 
 def content(chunk: int, size: int) -> bytes:
@@ -54,7 +37,7 @@ def content(chunk: int, size: int) -> bytes:
 def _small_rounds() -> Iterator[None]:
     """Cut few bytes into several rounds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "ROUND", 50)
+        patch.setattr(rounds, "ROUND_BYTES", 50)
         yield
 
 
@@ -65,7 +48,9 @@ def test_chunks(agents: int, sizes: list[int], threads: int, data: st.DataObject
     readers = data.draw(st.sets(st.integers(0, agents - 1), min_size=1).map(sorted))
 
     def localize(rank: ThreadCommunicator) -> tuple[list[int], list[tuple[int, bytes]], float]:
-        sink, read, moved = Sink(), [], [0.0]
+        read: list[int] = []
+        arrived: list[tuple[int, bytes]] = []
+        moved = [0.0]
 
         def fill(chunk: int, out: Buffer) -> None:
             read.append(chunk)
@@ -74,9 +59,12 @@ def test_chunks(agents: int, sizes: list[int], threads: int, data: st.DataObject
         def advance(size: float) -> None:
             moved[0] += size
 
+        def keep(chunk: int, data: Buffer) -> None:
+            arrived.append((chunk, data.tobytes()))
+
         agree = functools.partial(on_all_ranks, rank)
-        gather_rounds(rank, sizes, fill, sink, advance, agree, threads, readers)
-        return read, sink.arrived, moved[0]
+        gather_rounds(rank, sizes, fill, keep, advance, agree, threads, readers)
+        return read, arrived, moved[0]
 
     outcomes, aborted = run_ranks(agents, localize)
     assert not aborted
@@ -97,11 +85,9 @@ def test_a_chunk_that_is_lost(agents: int, threads: int, broken: int, written: b
     """All agents end with one error, whether it cannot be read or not be written."""
 
     def localize(rank: ThreadCommunicator) -> None:
-        class Full(Sink):
-            def settle(self) -> None:
-                super().settle()
-                if written and rank.rank == agents - 1 and len(self.arrived) > broken:
-                    raise DistcacheError(f"no room for chunk {broken}")
+        def keep(chunk: int, _: Buffer) -> None:
+            if written and rank.rank == agents - 1 and chunk == broken:
+                raise DistcacheError(f"no room for chunk {broken}")
 
         def fill(chunk: int, out: Buffer) -> None:
             if not written and chunk == broken:
@@ -110,25 +96,32 @@ def test_a_chunk_that_is_lost(agents: int, threads: int, broken: int, written: b
 
         agree = functools.partial(on_all_ranks, rank)
         with pytest.raises(DistcacheError, match=f"chunk {broken}"):
-            gather_rounds(rank, [3] * 30, fill, Full(), lambda _: None, agree, threads)
+            gather_rounds(rank, [3] * 30, fill, keep, lambda _: None, agree, threads)
 
     outcomes, aborted = run_ranks(agents, localize)
     assert not aborted
     assert outcomes == agents * [None]
 
 
+@pytest.mark.parametrize("fails", [False, True])
 def test_a_read_that_hangs(
-    monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
+    fails: bool, monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
 ) -> None:
-    """It is noticed where the agreement watches, and nothing waits for its thread."""
+    """It is noticed where the agreement watches, also after another one has failed."""
     monkeypatch.setattr(watchdog, "_stuck", False)
     scale_time(0.0005)
     hanging = threading.Event()
     alone = SerialCommunicator()
     agree = functools.partial(on_all_ranks_watched, alone)
+
+    def read(chunk: int, _: Buffer) -> None:
+        if chunk == 0 and fails:
+            raise DistcacheError("chunk 0 is gone")
+        hanging.wait(30)
+
     begin = time.monotonic()
     with pytest.raises(DistcacheError, match="bringing bytes: no progress"):
-        gather_rounds(alone, [3], lambda *_: bool(hanging.wait(30)), Sink(), lambda _: None, agree)  # type: ignore[arg-type]
+        gather_rounds(alone, [3, 3], read, lambda *_: None, lambda _: None, agree)
     assert time.monotonic() - begin < 20
     assert watchdog.has_abandoned_thread()
     hanging.set()
@@ -137,8 +130,8 @@ def test_a_read_that_hangs(
 def test_all_agents_have_something_to_read() -> None:
     """In every round, of up to 32 of them; chunks are never too small for a disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "ROUND", ROUND)
+        patch.setattr(rounds, "ROUND_BYTES", ROUND_BYTES)
         for agents in (1, 2, 3, 8, 16, 32, 100, 5000):
             size = chunk_bytes(agents)
             assert MIN_CHUNK <= size <= MAX_CHUNK
-            assert agents > 32 or ROUND // size >= agents
+            assert agents > 32 or ROUND_BYTES // size >= agents

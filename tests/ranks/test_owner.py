@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from distcache.ranks.owner import OWNER, Owner, is_owned
+from distcache.errors import NoSpace
+from distcache.ranks.heartbeat import write_beat
+from distcache.ranks.owner import OWNER, Monitor, Owner
+from distcache.storage.timeouts import limits
+
+
+def is_owned(directory: Path) -> bool:
+    """Return what somebody sees who looks once."""
+    monitor = Monitor(directory)
+    monitor.look()
+    return monitor.is_owned
 
 
 def test_one_of_several(tmp_path: Path) -> None:
@@ -82,3 +94,29 @@ def test_a_pipe_in_its_place(tmp_path: Path) -> None:
     """A pipe in its place is not waited for: it names nobody."""
     os.mkfifo(tmp_path / OWNER)
     assert Owner(tmp_path).take(silent=True)
+
+
+def test_a_watcher_that_was_stopped(tmp_path: Path) -> None:
+    """It does not take the time in which it could not look for silence of the owner."""
+    now = [0.0]
+    monitor = Monitor(tmp_path, lambda: now[0])
+    write_beat(tmp_path, "building", None)
+    for now[0] in (0.0, 2.0, 500.0):
+        monitor.look()
+    assert monitor.silence <= limits().hung
+    for now[0] in np.arange(500.0, 600.0, 2.0):
+        monitor.look()
+    assert monitor.silence > limits().hung
+
+
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner that cannot be written leaves no file that would be waited for."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        with pytest.raises(NoSpace):
+            Owner(tmp_path).take()
+    assert Owner(tmp_path).take()
