@@ -152,7 +152,7 @@ def _build(job: Job) -> BuildOutcome:
     def claim_or_find() -> bool:
         if job.options.memory_limit is not None:
             _assign(job)  # a limit that cannot be kept is refused before the claim
-        return claim(workspace, lambda: is_finished(final, key), str(final), watch)
+        return claim(workspace, lambda: is_finished(final, key), str(final), watch, key)
 
     def report(made: _Made, published: bool) -> BuildOutcome:
         watch.stop()
@@ -242,9 +242,9 @@ def _publish(job: Job, workspace: Workspace, blocks: Sequence[int]) -> bool:
     """Publish the cache; return whether this job has done it, and not another."""
     workspace.require_mine()
     finish(job, blocks)
+    with closing_fd(open_regular(job.data)) as descriptor:
+        set_mode(descriptor, os.fstat(descriptor).st_mode & 0o444)
     if workspace.publish([(job.data, str(job.final))]) is None:
-        with closing_fd(open_regular(job.final)) as descriptor:
-            set_mode(descriptor, os.fstat(descriptor).st_mode & 0o444)
         return True
     if not is_finished(job.final, job.plan.key):
         raise DistcacheError(

@@ -172,8 +172,11 @@ class Output:
 
     def _claim(self, origin: Origin, progress: Progress) -> bool:
         workspace = self.workspace
-        while claim(workspace, lambda: bool(self._published(origin)), self.prefix, progress):
-            same = workspace.stamp == origin.made_from
+        made_from = origin.made_from
+        while claim(
+            workspace, lambda: bool(self._published(origin)), self.prefix, progress, made_from
+        ):
+            same = workspace.stamp == made_from
             # A killed publication may have named some of the files here.
             if same or any(ours for _, ours in self._final_files()):
                 with Heartbeat(workspace.path, Stopwatch(NullProgress())):

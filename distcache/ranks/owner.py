@@ -71,7 +71,7 @@ def _read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        if error.errno == errno.EINVAL:
+        if error.errno in (errno.EINVAL, errno.ELOOP):
             return b""  # something that is no file, and names nobody
         raise
 
@@ -182,9 +182,13 @@ class Owner:
             contested = True
         return True
 
-    def is_another(self) -> bool:
-        """Return whether another process is the owner."""
-        return _read(self._path) not in (None, self._text)
+    def is_mine(self) -> bool:
+        """Return whether this process is the owner still: others may have taken it for dead."""
+        found = _read(self._path)
+        if found is None:  # one that puts a dead owner aside puts this one back at once
+            time.sleep(OWNER_POLL)
+            found = _read(self._path)
+        return found == self._text
 
     def release(self) -> None:
         """Stop being the owner."""
@@ -225,4 +229,5 @@ class Owner:
         if _read(aside) != owner:  # another process has become the owner
             with contextlib.suppress(OSError):
                 os.link(aside, self._path)
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()

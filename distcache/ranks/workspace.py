@@ -130,7 +130,7 @@ class Workspace:
         Another process does if it has seen no heartbeat for too long. Always true on ranks that
         have not claimed it.
         """
-        return self._directory is None or not self._owner.is_another()
+        return self._directory is None or self._owner.is_mine()
 
     def require_mine(self) -> None:
         """Refuse to continue in a workspace that another process has taken over.
@@ -277,11 +277,14 @@ def claim(
     is_finished: Callable[[], bool],
     what: str,
     progress: Progress,
+    made_from: str,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
     """Claim the workspace of an output, or wait for the job that makes it.
 
-    The workspace of a job that has died is resumed.
+    The workspace of a job that has died is resumed. A job of another machine that only seems to
+    have died writes the same bytes as this one if it comes to life; so one that makes something
+    else is never taken over.
 
     Parameters
     ----------
@@ -293,6 +296,8 @@ def claim(
         Description for messages.
     progress : Progress
         Receives for which job this one waits.
+    made_from : str
+        The first word of the workspace's stamp, where the same is made.
     clock : callable
         Seconds.
 
@@ -309,7 +314,8 @@ def claim(
     monitor = Monitor(workspace.path, clock)
     begin, noted = clock(), -NOTE_EVERY
     while not is_finished():
-        if workspace.take(silent=not monitor.hidden and monitor.silence > limits().hung):
+        silent = not monitor.hidden and monitor.silence > limits().hung
+        if workspace.take(silent=silent and _makes_the_same(workspace, made_from)):
             if not is_finished():
                 return True
             workspace.remove()
@@ -325,6 +331,12 @@ def claim(
         time.sleep(CLAIM_POLL)
     _sweep(workspace)
     return False
+
+
+def _makes_the_same(workspace: Workspace, made_from: str) -> bool:
+    """Return whether the files of a workspace, if it has any, are made from the same."""
+    stamp = workspace.stamp
+    return stamp is None or stamp.split(" ")[0] == made_from
 
 
 def _require_alive(workspace: Workspace, monitor: Monitor, who: str, waited: float) -> None:

@@ -41,6 +41,7 @@ PROFILE_CREDENTIALS: Final = (
     "aws_access_key_id",
     "credential_process",
     "credential_source",
+    "login_session",
     "role_arn",
     "sso_session",
     "sso_start_url",
@@ -74,7 +75,8 @@ def environment_access(address: Address, environment: Mapping[str, str] = os.env
     """Return how the environment, and the profile that it names, reach a bucket.
 
     As for AWS's own tools: keys of the environment come first, then those of the profile
-    (AWS_PROFILE, by default ``default``) in ``~/.aws``, then what the machine itself offers.
+    (AWS_PROFILE or AWS_DEFAULT_PROFILE, else ``default``) in ``~/.aws``, then what the machine
+    itself offers.
 
     Raises
     ------
@@ -173,7 +175,7 @@ def _credentials(
     environment: Mapping[str, str], profile: Mapping[str, str]
 ) -> tuple[str, Credentials | None]:
     """Return where credentials are from, and the function that returns them."""
-    named = environment.get("AWS_PROFILE")
+    named = _named_profile(environment)
     if all(environment.get(name) for name in KEYS):
         return "AWS_ACCESS_KEY_ID of the environment", None
     if given := next((name for name in PROFILE_CREDENTIALS if profile.get(name)), None):
@@ -195,12 +197,15 @@ def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
         If a profile is named that does not exist, or a file is not of this form.
     """
     files = _files(environment)
-    named = environment.get("AWS_PROFILE")
+    named = _named_profile(environment)
     if not any(map(os.path.exists, files)) and not named:
         return {}
     try:
         with needing("profiles of ~/.aws"):
-            found: dict[str, str] = _session(environment).get_scoped_config()
+            session = _session(environment)
+            found: dict[str, str] = session.get_scoped_config()
+            services = session.full_config.get("services", {}).get(found.get("services"), {})
+            found |= {k: v for k, v in services.get("s3", {}).items() if k == "endpoint_url"}
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001  botocore's have no common base
@@ -216,6 +221,10 @@ def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def _named_profile(environment: Mapping[str, str]) -> str | None:
+    return _first(environment, "AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+
+
 def _files(environment: Mapping[str, str]) -> tuple[str, str]:
     home = Path(environment.get("HOME", "~")).expanduser() / ".aws"
     return (
@@ -228,7 +237,7 @@ def _session(environment: Mapping[str, str]) -> Any:
     """Return a session of the profile, which reads the files that are there now."""
     from botocore.session import Session  # noqa: PLC0415  takes a tenth of a second
 
-    session = Session(profile=environment.get("AWS_PROFILE") or "default")
+    session = Session(profile=_named_profile(environment) or "default")
     for variable, path in zip(
         ("config_file", "credentials_file"), _files(environment), strict=True
     ):

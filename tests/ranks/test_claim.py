@@ -20,6 +20,7 @@ from distcache.ranks.job_environment import world_size
 from distcache.ranks.owner import OWNER
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import claim
+from distcache.storage.timeouts import limits
 from tests.support.caches import build_here, workspace_of
 
 
@@ -38,7 +39,9 @@ def claim_cache(
     final: Path, key: str, notes: Notes, clock: Callable[[], float] = time.monotonic
 ) -> bool:
     """Claim the build of a cache."""
-    return claim(workspace_of(final), lambda: is_finished(final, key), str(final), notes, clock)
+    return claim(
+        workspace_of(final), lambda: is_finished(final, key), str(final), notes, key, clock
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +95,24 @@ def test_a_dead_builder_of_another_machine_is_followed(shared: Path) -> None:
 
     assert claim_cache(shared / "x.h5", "key", Notes(), clock)
     assert 110 <= now[0] <= 150
+
+
+def test_a_builder_of_something_else_is_never_taken_over(shared: Path) -> None:
+    """One that comes to life again would write into the files of its successor."""
+    other = workspace_of(shared / "x.h5")
+    assert other.take()
+    other.prepare("something-else 4096")
+    (other.path / OWNER).write_text("elsewhere pid:[1] 17 4711 00ff\n")
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 5
+        return now[0]
+
+    with pytest.raises(DistcacheError, match="has shown no heartbeat for"):
+        claim_cache(shared / "x.h5", "key", Notes(), clock)
+    assert now[0] > limits().abandoned
+    assert (other.path / OWNER).read_text().startswith("elsewhere")
 
 
 def test_a_builder_that_publishes_is_waited_for(

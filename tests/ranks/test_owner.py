@@ -72,12 +72,12 @@ def test_one_that_comes_to_itself(tmp_path: Path) -> None:
     """Sees that another has become it, and leaves that one's file alone."""
     first, second = Owner(tmp_path), Owner(tmp_path)
     assert first.take()
-    assert not first.is_another()
+    assert first.is_mine()
     (tmp_path / OWNER).unlink()
     assert second.take()
-    assert first.is_another()
+    assert not first.is_mine()
     first.release()
-    assert not second.is_another()
+    assert second.is_mine()
     assert (tmp_path / OWNER).exists()
 
 

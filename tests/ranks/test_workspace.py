@@ -18,16 +18,19 @@ from distcache.storage.files import temporary_name
 def claimed(shared: Path) -> Workspace:
     """Claim a workspace of something that is not finished."""
     found = Workspace(shared)
-    assert claim(found, lambda: False, "it", NullProgress())
+    assert claim(found, lambda: False, "it", NullProgress(), "stamp")
     return found
 
 
-def test_a_directory_that_was_taken_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_directory_that_was_taken_over(has_ended: bool, tmp_path: Path) -> None:
     """By a process to which this one seemed dead: nothing is published, nor removed."""
     workspace = claimed(tmp_path / ".c.ingest")
     workspace.prepare("stamp")
     (workspace.path / "0.bin").write_bytes(b"x")
     (workspace.path / OWNER).write_bytes(b"another\n")
+    if has_ended:
+        (workspace.path / OWNER).unlink()
     with pytest.raises(DistcacheError, match="taken it over"):
         workspace.publish([(str(workspace.path / "0.bin"), str(tmp_path / "c.bin"))])
     workspace.remove()
@@ -145,7 +148,9 @@ def test_what_no_job_has_made_stays(tmp_path: Path, end: str) -> None:
     precious.parent.mkdir()
     precious.write_text("years of work")
     if end == "claim":
-        assert not claim(Workspace(tmp_path / ".c.ingest"), lambda: True, "it", NullProgress())
+        assert not claim(
+            Workspace(tmp_path / ".c.ingest"), lambda: True, "it", NullProgress(), "stamp"
+        )
     else:
         claimed(tmp_path / ".c.ingest").remove()
     assert precious.read_text() == "years of work"

@@ -35,6 +35,8 @@ def home(tmp_path: Path) -> Path:
         "[profile work]\nregion = us-west-2\nendpoint_url = https://r2.example\n"
         f"[profile process]\ncredential_process = {sys.executable} {tmp_path / 'keys.py'}\n"
         "[profile login]\nsso_session = corporate\n"
+        "[profile away]\nservices = theirs\nlogin_session = one\n"
+        "[services theirs]\ns3 =\n  endpoint_url = https://theirs.example\n"
     )
     (tmp_path / "keys.py").write_text(
         "import json\nprint(json.dumps({'Version': 1, 'AccessKeyId': 'P', 'SecretAccessKey': "
@@ -139,6 +141,13 @@ def test_single_sign_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[s3\]"):
         access(home, AWS_PROFILE="login")
+
+
+def test_services_and_the_other_variable(home: Path) -> None:
+    """A profile may be named by either variable, and have its endpoint from its services."""
+    found = access(home, AWS_DEFAULT_PROFILE="away")
+    assert found.endpoint == "https://theirs.example"
+    assert found.source.startswith("login_session of profile 'away'")
 
 
 def test_a_broken_file(home: Path) -> None:
