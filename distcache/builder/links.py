@@ -214,7 +214,7 @@ def shuffled_slice(
         lambda: np.empty(bounds[rank + 1] - bounds[rank], np.uint32),
         "making room for a shuffle",
     )
-    most = communicator.allreduce(len(found.steps), "max", "steps of a shuffle")
+    most = max(communicator.allgather(len(found.steps), int, "steps of a shuffle"))
     for first in range(0, most, PIECE):
         piece = _Steps(*(column[first : first + PIECE] for column in found))
         values = _values(communicator, owners, last, piece)
@@ -249,7 +249,7 @@ def _follow(communicator: Communicator, owners: Sequence[int], latest: Numbers) 
     is_last = latest == NO_LINK
     last = np.where(is_last, np.arange(begin, begin + len(latest), dtype=np.uint32), latest)
     left = np.flatnonzero(~is_last)
-    while communicator.allreduce(len(left), "sum", "links of a shuffle"):
+    while any(communicator.allgather(len(left), int, "links of a shuffle")):
         asking = _Delivery(communicator, owners, last[left], "links of a shuffle")
         asked = asking.forward(last[left]) - np.uint32(begin)
         nexts, ended = last[asked], is_last[asked]

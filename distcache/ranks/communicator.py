@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 Value = TypeVar("Value")
-Reduction = Literal["sum", "max"]
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -41,10 +40,6 @@ class Communicator(Protocol):
 
     def allgather(self, value: Value, kind: Any, what: str) -> list[Value]:
         """Return the values of all ranks in their order, on all ranks. Collective."""
-        ...
-
-    def allreduce(self, value: int, how: Reduction, what: str) -> int:
-        """Return the sum, or the maximum, of the values of all ranks, on all ranks. Collective."""
         ...
 
     def all_to_all(
@@ -134,11 +129,6 @@ class SerialCommunicator:
         """Return the one value."""
         del kind, what
         return [value]
-
-    def allreduce(self, value: int, how: Reduction, what: str) -> int:
-        """Return the value."""
-        del how, what
-        return value
 
     def all_to_all(
         self, values: NDArray[Any], counts: NDArray[np.int64], what: str

@@ -12,7 +12,7 @@ from mpi4py import rc
 from numpy.typing import NDArray
 
 from distcache.errors import CollectiveTimeout
-from distcache.ranks.communicator import Message, Reduction
+from distcache.ranks.communicator import Message
 from distcache.storage.timeouts import limits
 
 rc.thread_level = "funneled"  # only the main thread calls MPI
@@ -59,13 +59,6 @@ class MpiCommunicator:
             msgspec.msgpack.decode(together[end - size : end].data, type=kind)
             for end, size in zip(ends, sizes, strict=True)
         ]
-
-    def allreduce(self, value: int, how: Reduction, what: str) -> int:
-        """Return the sum, or the maximum, of the values of all ranks. Collective."""
-        found = np.empty(1, np.int64)
-        operation = MPI.SUM if how == "sum" else MPI.MAX
-        self._wait([self._group.Iallreduce(np.array([value], np.int64), found, operation)], what)
-        return int(found[0])
 
     def all_to_all(
         self, values: NDArray[Any], counts: NDArray[np.int64], what: str

@@ -117,22 +117,20 @@ def test_slices_from_wrong_guesses_are_drawn_again(
 
 @pytest.mark.parametrize("size", [0, 1, 2, 5])
 def test_odd_collectives(size: int) -> None:
-    """Sums, greatest values, and parts of which some are empty."""
+    """Parts of which some are empty."""
     ranks = max(size, 1)
 
-    def talk(communicator: Any) -> tuple[int, int, list[int], list[int]]:
+    def talk(communicator: Any) -> tuple[list[int], list[int]]:
         rank = communicator.rank
         counts = np.array([(rank + other) % 3 for other in range(ranks)], np.int64)
         values = np.repeat(np.arange(ranks) + 10 * rank, counts)
         found, sent = communicator.all_to_all(values, counts, "a test")
-        total = communicator.allreduce(rank, "sum", "a test")
-        return total, communicator.allreduce(rank, "max", "a test"), found.tolist(), sent.tolist()
+        return found.tolist(), sent.tolist()
 
     outcomes, _ = run_ranks(ranks, talk)
     for rank, outcome in enumerate(outcomes):
         assert not isinstance(outcome, BaseException), outcome
-        total, greatest, found, sent = outcome
-        assert (total, greatest) == (sum(range(ranks)), ranks - 1)
+        found, sent = outcome
         assert sent == [(other + rank) % 3 for other in range(ranks)]
         assert found == [
             rank + 10 * other for other in range(ranks) for _ in range((other + rank) % 3)

@@ -95,12 +95,6 @@ class ThreadCommunicator:
         with decoding:
             return [msgspec.msgpack.decode(entry, type=kind) for entry in packed]
 
-    def allreduce(self, value: int, how: str, what: str) -> int:
-        """Return the sum, or the greatest, of the values of all ranks."""
-        del what
-        found: int = (sum if how == "sum" else max)(self._share(value))
-        return found
-
     def all_to_all(
         self, values: NDArray[Any], counts: NDArray[np.int64], what: str
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
