@@ -386,10 +386,10 @@ class Picked(DocumentBuffer):
         self,
         tokens: NDArray[Any],
         lengths: NDArray[np.int32],
-        counts: NDArray[np.int32] | None = None,
+        counts: NDArray[np.int32],
     ) -> None:
         """Keep the selected ones of these documents."""
-        ends = np.arange(1, len(lengths) + 1) if counts is None else np.cumsum(counts)
+        ends = np.cumsum(counts)
         token_ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         for place in self._wanted:
             if self._seen <= place < self._seen + len(ends):

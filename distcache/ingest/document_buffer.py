@@ -166,7 +166,7 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
         self,
         tokens: NDArray[Any],
         lengths: NDArray[np.int32],
-        counts: NDArray[np.int32] | None = None,
+        counts: NDArray[np.int32],
     ) -> None:
         """Add whole documents; the tokens are copied.
 
@@ -176,10 +176,9 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
             Tokens in the type of the corpus, one document after the other.
         lengths : ndarray of int32, shape (sequences,)
             Tokens of each sequence.
-        counts : ndarray of int32, shape (documents,), or None
-            Sequences of each document; by default one.
+        counts : ndarray of int32, shape (documents,)
+            Sequences of each document.
         """
-        counts = np.ones(len(lengths), np.int32) if counts is None else counts
         self.facts.documents += len(counts)
         self.facts.sequences += len(lengths)
         self.facts.tokens += len(tokens)
@@ -330,7 +329,7 @@ class Spool:
         return np.frombuffer(read_range(self._file.fileno(), *place), np.uint8)
 
     def release(self, blocks: int) -> None:
-        """Give up blocks that have been read."""
+        """Free blocks that have been read."""
         with self._lock:
             self._waiting -= blocks
             if self.size and not self._waiting:

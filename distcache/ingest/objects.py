@@ -259,7 +259,7 @@ def _below(url: str, known: set[str] | None) -> list[str]:
     """
     if not url.endswith("/"):
         return [located(url)]
-    names = bucket_of(url).names_below(url)
+    names = list(bucket_of(url).objects_below(url))
     found = [name for name in names if is_read(name.removeprefix(url), known)]
     if not found:
         if not names:

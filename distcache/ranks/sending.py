@@ -2,8 +2,8 @@
 
 Objects appear whole and never replace others: stores refuse a small object whose name is taken; a
 large one is written in parts, without such a condition, so a small object claims its name until
-then. The files of a group are sent in their order, and the
-groups too, so that what readers look for is the last.
+then. The files of a group are sent in their order, and the groups too, so that what readers look
+for is the last.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from distcache.storage.threads import map_in_threads
 
 WHOLE: Final = 64 << 20  # bytes that are sent in one request
 CLAIM: Final = ".uploading"
+PER_OBJECT: Final = 1 << 20  # cost of an object, in bytes that are sent
 
 
 def create_object(url: str, path: Path) -> FileVersion | None:
@@ -90,9 +91,6 @@ def _is_ours(claim: str, token: bytes) -> bool:
     if version is None:
         return True  # its owner has just finished: the object is there
     return version.size == len(token) and read_place(claim, 0, len(token), version) == token
-
-
-PER_OBJECT: Final = 1 << 20  # cost of an object, in bytes that are sent
 
 
 class FileToSend(msgspec.Struct, frozen=True):

@@ -208,10 +208,6 @@ class Bucket:
             raise StorageError(url, f"answered with {len(data)} bytes, not {end - begin}")
         return data
 
-    def names_below(self, url: str) -> list[str]:
-        """Return the URLs of all objects below a directory, in the order of their names."""
-        return list(self.objects_below(url))
-
     def objects_below(self, url: str) -> dict[str, FileVersion]:
         """Return the URLs and versions of all objects below a directory, ordered by their names.
 

@@ -116,6 +116,6 @@ def to_storage_error(error: BaseException, url: str, source: str) -> DistcacheEr
     if "without LOCATION" in str(error) or status in (301, 307):
         return StorageError(url, "is in another region, or its endpoint is wrong; set AWS_REGION")
     if "Missing" in text or "credential" in text.lower():
-        return AccessDenied(url, f"there are no credentials ({text}); looked at {source}")
+        return AccessDenied(url, f"there are no credentials ({text}); searched {source}")
     number = errno.EIO if is_transient(error) else errno.EPROTO
     return StorageError(url, f"cannot be read: {text}", number)

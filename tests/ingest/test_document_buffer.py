@@ -26,7 +26,7 @@ def test_pieces_that_wait_share_one_file(tmp_path: Path, monkeypatch: pytest.Mon
         for _ in range(number % 5):
             lengths = rng.integers(1, 4000, 4, dtype=np.int32)
             parts.append(rng.integers(0, 999, int(lengths.sum())).astype("<u2"))
-            buffer.append(parts[-1], lengths)
+            buffer.append(parts[-1], lengths, np.ones(len(lengths), np.int32))
         if number % 3:
             buffer.spill()
             assert buffer.held == 0

@@ -250,13 +250,13 @@ def test_what_lies_below(server: ScriptedS3) -> None:
     for name in ("d/a", "d/sub/x", "e/a"):
         server.put(f"bucket/{name}", b"content")
     server.put("bucket/d/sub", b"")
-    assert find_bucket(address_of(URL)).names_below("s3://bucket/d/") == [
+    assert list(find_bucket(address_of(URL)).objects_below("s3://bucket/d/")) == [
         "s3://bucket/d/a",
         "s3://bucket/d/sub/x",
     ]
     server.put("bucket/d/what?", b"content")
     with pytest.raises(StorageError, match=r"what\?"):
-        find_bucket(address_of(URL)).names_below("s3://bucket/d/")
+        find_bucket(address_of(URL)).objects_below("s3://bucket/d/")
 
 
 @pytest.mark.parametrize("weak", [True, False])
