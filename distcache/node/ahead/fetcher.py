@@ -9,10 +9,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
-import itertools
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -35,7 +33,7 @@ from distcache.node.ahead.protocol import (
 from distcache.storage.files import open_sized, open_unnamed, version_of, write_range
 from distcache.storage.pace import in_background
 from distcache.storage.place import FilePlace, Place, bucket_of
-from distcache.storage.timeouts import MAX_ATTEMPTS, TRANSIENT, limits, pause_before
+from distcache.storage.timeouts import limits, retried
 from distcache.storage.url import is_url
 
 if TYPE_CHECKING:
@@ -119,20 +117,22 @@ def _unpack(source: Source, out: NDArray[np.uint8]) -> None:
         If it is not the shard that was indexed.
     """
     stored = StoredShard(source.path, source.codec, source.version.size, source.raw_size)
-    for attempt in itertools.count(1):
+
+    def once() -> None:
         done = 0
         try:
             for piece in indexed_pieces(stored, source.digest):
                 out[done : done + piece.size] = piece
                 done += piece.size
         except CorpusError as error:
-            cause = error.__cause__
-            passes = isinstance(cause, OSError) and cause.errno in TRANSIENT
-            if not passes or attempt >= MAX_ATTEMPTS:
-                raise
-            time.sleep(pause_before(attempt))
-        else:
-            return
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from error
+            raise
+
+    try:
+        retried(once)
+    except OSError as error:
+        raise CorpusError(f"{source.path}: cannot be read: {error.strerror or error}") from error
 
 
 UNPACKERS: Final = 8  # shards that are unpacked at a time, at most; a quarter of the cores
