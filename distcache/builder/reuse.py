@@ -94,6 +94,6 @@ def reuse(
         if not fits or digests[name] != view.digest:
             raise CacheCorrupt(
                 f"{cache.path}: {name} at byte {view.offset} differs from its digest, so it cannot "
-                "be taken over; leave this --reuse out, or build that cache again"
+                "be reused; leave this --reuse out, or build that cache again"
             )
     return digests

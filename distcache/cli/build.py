@@ -230,15 +230,15 @@ def _show_sections(title: str, sections: list[dict[str, Any]]) -> None:
 
 def _show_packing(sections: list[dict[str, Any]]) -> None:
     print_records(
-        "Rows of a pass",
+        "Samples of a pass",
         [
             {
                 "corpus": section["corpus"],
                 "splits": ",".join(section["splits"]),
-                "rows": facts.rows,
+                "samples": facts.samples,
                 "fill": f"{100 * facts.fill:.2f} %",
                 "padding": facts.padding,
-                "documents a row": f"{facts.documents_per_row:.1f}",
+                "documents a sample": f"{facts.documents_per_sample:.1f}",
                 "cut": facts.cut,
                 "left out": facts.left_out,
                 "empty": facts.empty,

@@ -111,7 +111,7 @@ def megatron_arguments(
     files[sequences] = sequences_document(cache, rename)
     # With these options a missing file is an error, and is not built.
     fast = [["--dataloader-fast-cache-load"]] if cache.identity["blend"] is None else []
-    # It computes the number of samples from that of the tokens, which packed rows do not have.
+    # It computes the number of samples from that of the tokens, which packed samples do not have.
     options += [] if is_packed else [["--dataloader-defer-npy-index-mmap"]]
     options += fast
     by_tokenizer = ["--per-dataset-sequences-path", str(sequences)]

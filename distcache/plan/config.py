@@ -143,7 +143,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # of shards, or in passes of rows that are packed with whole documents
     order: OrderName = "megatron"
     window: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 16  # shards of a window
-    # documents of a packed row, at most; null for any number
+    # documents of a packed sample, at most; null for any number
     documents_per_sample: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     longer: Literal["cut", "drop"] = "cut"  # packed: documents longer than a row
     # Whether these are the options of a training command, which asks for samples of every split.

@@ -135,11 +135,11 @@ def count_group(facts: CorpusFacts, begin: int, end: int, rules: PackingRules) -
 class PackingFacts(msgspec.Struct, frozen=True):
     """What one pass of a packed section is like."""
 
-    rows: int
-    fill: float  # share of the rows' tokens that are of documents
-    padding: int  # tokens of the rows that are padding
-    documents_per_row: float  # documents that begin in a row, in the mean
-    # documents that are longer than a row, and cut; that are longer, and left out; without tokens
+    samples: int
+    fill: float  # share of the samples' tokens that are of documents
+    padding: int  # tokens of the samples that are padding
+    documents_per_sample: float  # documents that begin in a sample, in the mean
+    # documents that are longer than a sample, and cut; longer, and left out; without tokens
     cut: int
     left_out: int
     empty: int
@@ -147,13 +147,13 @@ class PackingFacts(msgspec.Struct, frozen=True):
 
 def packing_facts(packed: Packed) -> PackingFacts:
     """Return what one pass of a packed section is like."""
-    rows, tokens = packed.rows, sum(group.tokens for group in packed.groups)
-    size = rows * packed.rules.row_length
+    samples, tokens = packed.rows, sum(group.tokens for group in packed.groups)
+    size = samples * packed.rules.row_length
     return PackingFacts(
-        rows=rows,
+        samples=samples,
         fill=tokens / size if size else 0.0,
         padding=size - tokens,
-        documents_per_row=packed.documents / rows if rows else 0.0,
+        documents_per_sample=packed.documents / samples if samples else 0.0,
         cut=sum(group.cut for group in packed.groups),
         left_out=sum(group.left_out for group in packed.groups),
         empty=sum(group.empty for group in packed.groups),

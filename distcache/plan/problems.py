@@ -21,7 +21,7 @@ from distcache.storage.url import is_url
 
 MOST_CORPORA: Final = 32_766
 MANY_PASSES: Final = 1000
-LONGEST_ROW: Final = 1 << 26  # tokens of a packed row
+LONGEST_ROW: Final = 1 << 26  # tokens of a packed sample
 MOST_NAMED: Final = 3
 FIRST: Final = 4096  # sequences that are examined before all of them
 
@@ -265,10 +265,10 @@ def _likely(blend: BlendPlan) -> list[int]:
 
 
 def end_problems(prefixes: Iterable[str]) -> list[str]:
-    """Return which corpora of packed rows are known to have no token that ends a document."""
+    """Return which corpora of packed samples are known to have no token that ends a document."""
     receipts = {prefix: find_receipt(prefix) for prefix in prefixes}
     return [
-        f"{prefix}: has no end-of-document token, so packed rows would train across documents; "
+        f"{prefix}: has no end-of-document token, so packed samples would train across documents; "
         "ingest it with --append-eod"
         for prefix, receipt in receipts.items()
         if receipt is not None and receipt.options.get("append_eod") is False
@@ -283,7 +283,7 @@ def _unknown_ends(plan: Plan) -> list[str]:
     others = f" and {len(bare) - 1} more" if len(bare) > 1 else ""
     return [
         f"{bare[0]}{others}: has no receipt, so that it is not known whether each document ends "
-        "with the end-of-document token; without it packed rows have a loss from one to the next"
+        "with the end-of-document token; without it packed samples have a loss from one to the next"
     ]
 
 

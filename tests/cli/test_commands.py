@@ -133,7 +133,7 @@ def test_plan_of_packed_phases(blend_config: dict[str, Any], tmp_path: Path) -> 
     for phase in plan["phases"]:
         assert sum(own["share"] for own in phase["corpora"]) == pytest.approx(1)
     table = start(["plan", tmp_path / "p.json"]).stdout
-    assert "Rows of a pass" in table
+    assert "Samples of a pass" in table
     assert "passes so far" in table
 
 

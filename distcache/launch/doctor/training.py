@@ -142,7 +142,7 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     return {path: leaf for key, part in parts for path, leaf in _flat(part, key).items()}
 
 
-# Options of which packed rows need one, and one that they do not bear.
+# Options of which packed samples need one, and one that they do not bear.
 MASKING: Final = ("--eod-mask-loss", "--reset-position-ids", "--reset-attention-mask")
 DEFERRING: Final = "--dataloader-defer-npy-index-mmap"
 
@@ -366,7 +366,7 @@ def _walk(dataset: Any, directory: Path) -> Iterator[Expected]:
 def _judge_packed(
     expected: Sequence[Expected], words: Sequence[str], directory: Path
 ) -> Iterator[Finding]:
-    """Yield a problem for each option that packed rows need, or do not bear."""
+    """Yield a problem for each option that packed samples need, or do not bear."""
     names = {file.name for entry in expected for file in entry.files}
     exported = export_in(directory)
     if exported is None or not exported.packed or not names.intersection(exported.files):
