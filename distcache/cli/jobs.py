@@ -48,7 +48,7 @@ from distcache.storage.url import path_only
 
 PACKAGE: Final = Path(distcache.__file__).parent
 SCRIPTS: Final = (PACKAGE / "slurm", PACKAGE.parent / "slurm")  # installed, or in a checkout
-TASKS: Final = 8  # ranks of a node, where its CPUs are enough
+TASKS: Final = 4  # ranks of a node, where its CPUs are enough
 
 
 TrainingArgument = Annotated[
@@ -70,7 +70,7 @@ TasksOption = Annotated[
         "--ntasks-per-node",
         min=1,
         max=1024,
-        help="Ranks of the pre-job on each of its nodes; by default 8, or as many as the "
+        help="Ranks of the pre-job on each of its nodes; by default 4, or as many as the "
         "partition's nodes have CPUs for.",
     ),
 ]

@@ -21,11 +21,11 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the pre-job asks the scheduler for."""
 
     nodes: Annotated[int, Option("Nodes of the pre-job.", "--nodes -N", least=1, most=10_000)] = 1
-    tasks_per_node: int = 8  # each is a rank
+    tasks_per_node: int = 4  # each is a rank
     cpus_per_task: Annotated[
         int,
         Option("Threads of each rank of the pre-job.", "--cpus-per-task -c", least=1, most=1024),
-    ] = 1
+    ] = 2
     partition: Annotated[str | None, Option(AS_FOR_SBATCH, "--partition -p --queue")] = None
     account: Annotated[str | None, Option(AS_FOR_SBATCH, "--account -A")] = None
     qos: Annotated[str | None, Option(AS_FOR_SBATCH, "--qos -q")] = None
