@@ -36,6 +36,10 @@ class Problem(msgspec.Struct, frozen=True):
     fatal: bool = False  # whether it ends the ingest, though the row is valid
 
 
+class ReadingEnds(Exception):
+    """The rest of a piece is not read: of an invalid row, or because the work is to stop."""
+
+
 class Counts(msgspec.Struct, frozen=True, array_like=True):
     """Numbers of documents, sequences and tokens; also a position, by what precedes it."""
 

@@ -24,8 +24,8 @@ class Reader(Protocol):
         piece: InputPiece,
         buffer: DocumentBuffer,
         stopped: Callable[[], bool],
-    ) -> bool:
-        """Add the documents of a piece to a buffer; false if an error ends the ingest."""
+    ) -> None:
+        """Add the documents of a piece to a buffer, until an error or `stopped` ends it."""
         ...
 
 

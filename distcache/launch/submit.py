@@ -45,7 +45,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to submit."""
 
     scheduler: Annotated[
-        Literal["auto", "slurm", "pbs", "flux", "lsf", "sge"],
+        Literal["auto", SchedulerName],
         Option("Scheduler of the jobs; auto: the one whose commands are here."),
     ] = "auto"
     # Resources to ask the scheduler for. Each task is a rank, with as many threads as it has CPUs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import threading
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import limit_of
 from distcache.errors import ConfigError
 from distcache.extras import imported
-from distcache.ingest.document_buffer import DocumentBuffer, Problem
+from distcache.ingest.document_buffer import DocumentBuffer, Problem, ReadingEnds
 from distcache.ingest.inputs import Input, TextOptions
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
@@ -72,58 +73,52 @@ class TextReader:
 
     def read(
         self, entry: Input, piece: InputPiece, buffer: DocumentBuffer, stopped: Callable[[], bool]
-    ) -> bool:
-        """Add the documents of a piece to a buffer; false if an error or `stopped` ends it."""
+    ) -> None:
+        """Add the documents of a piece to a buffer, until an error or `stopped` ends it."""
         batch: list[InputRow] = []
         size = 0
-        facts = buffer.facts
-        for row in imported(FORMATS[entry.format].texts)(entry, piece, self._options):
-            facts.lines += 1
-            if facts.lines % ROWS == 0 and stopped():
-                return False
-            if row.reason is not None:
-                if not self._flush(batch, buffer) or not self._note(row, row.reason, buffer):
-                    return False
-                batch, size = [], 0
-                continue
-            if row.value is None:
-                continue  # a blank line
-            batch.append(row)
-            size += sum(map(len, row.value))
-            if size >= BATCH or len(batch) >= ROWS:
-                if stopped() or not self._flush(batch, buffer):
-                    return False
-                batch, size = [], 0
-        return self._flush(batch, buffer)
+        with contextlib.suppress(ReadingEnds):
+            for row in imported(FORMATS[entry.format].texts)(entry, piece, self._options):
+                buffer.facts.lines += 1
+                full = size >= BATCH or len(batch) >= ROWS or row.reason is not None
+                if (full or buffer.facts.lines % ROWS == 0) and stopped():
+                    return
+                if full:
+                    self._flush(batch, buffer)
+                    batch, size = [], 0
+                if row.reason is not None:
+                    self._reject(row, row.reason, buffer)
+                elif row.value is not None:  # else a blank line
+                    batch.append(row)
+                    size += sum(map(len, row.value))
+            self._flush(batch, buffer)
 
-    def _note(self, row: InputRow, reason: str, buffer: DocumentBuffer) -> bool:
-        """Record an invalid row; false if that ends the ingest."""
+    def _reject(self, row: InputRow, reason: str, buffer: DocumentBuffer) -> None:
+        """Record an invalid row; raise `ReadingEnds` if that ends the ingest."""
         buffer.facts.rows += 1
         buffer.facts.reject([Problem(row.place, reason, row.byte, row.group)])
-        return self._options.on_error == "skip"
+        if self._options.on_error == "fail":
+            raise ReadingEnds
 
-    def _end_at(self, batch: list[InputRow], error: EnginesDiffer, buffer: DocumentBuffer) -> bool:
-        """Record the row with the text in which engines differ, which ends the ingest."""
-        texts = np.cumsum([len(self._sentences(row)) for row in batch])
-        row = batch[int(np.searchsorted(texts, error.place, side="right"))]
-        problem = Problem(row.place, str(error), row.byte, row.group, fatal=True)
-        buffer.facts.problems.append(problem)
-        return False
-
-    def _flush(self, batch: list[InputRow], buffer: DocumentBuffer) -> bool:
+    def _flush(self, batch: list[InputRow], buffer: DocumentBuffer) -> None:
         """Encode rows together, or one by one if that fails."""
         if not batch:
-            return True
+            return
         try:
             self._append(batch, buffer)
         except EnginesDiffer as error:
-            return self._end_at(batch, error, buffer)
+            texts = np.cumsum([len(self._sentences(row)) for row in batch])
+            row = batch[int(np.searchsorted(texts, error.place, side="right"))]
+            problem = Problem(row.place, str(error), row.byte, row.group, fatal=True)
+            buffer.facts.problems.append(problem)
+            raise ReadingEnds from error
         except ValueError as error:
             if len(batch) == 1:
                 half = _half_pair(batch[0])
-                return self._note(batch[0], half or f"the tokenizer refuses it: {error}", buffer)
-            return all(self._flush([row], buffer) for row in batch)
-        return True
+                self._reject(batch[0], half or f"the tokenizer refuses it: {error}", buffer)
+                return
+            for row in batch:
+                self._flush([row], buffer)
 
     def _append(self, batch: list[InputRow], buffer: DocumentBuffer) -> None:
         texts = [self._sentences(row) for row in batch]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import limit_of
 from distcache.errors import CorpusError
 from distcache.extras import imported
-from distcache.ingest.document_buffer import DocumentBuffer, Problem
+from distcache.ingest.document_buffer import DocumentBuffer, Problem, ReadingEnds
 from distcache.ingest.inputs import Group, Input, TokenOptions
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
@@ -61,19 +62,18 @@ class ShardReader:
 
     def read(
         self, entry: Input, piece: InputPiece, buffer: DocumentBuffer, stopped: Callable[[], bool]
-    ) -> bool:
-        """Add the documents of a piece to a buffer; false if an error or `stopped` ends it."""
-        if entry.is_table:
-            with open_table(entry) as table:
-                reading = _Reading(self._options, buffer)
-                groups = range(piece.begin, piece.end)
-                return all(reading.add_group(table, entry, group, stopped) for group in groups)
-        reading = _Reading(self._options, buffer)
-        rows_of = imported(FORMATS[entry.format].tokens)
-        for found in rows_of(entry, piece, self._options):
-            if stopped() or not reading.add_rows(found):
-                return False
-        return True
+    ) -> None:
+        """Add the documents of a piece to a buffer, until an error or `stopped` ends it."""
+        reading = _Reading(self._options, buffer, stopped)
+        with contextlib.suppress(ReadingEnds):
+            if entry.is_table:
+                with open_table(entry) as table:
+                    for group in range(piece.begin, piece.end):
+                        reading.add_group(table, entry, group)
+                return
+            rows_of = imported(FORMATS[entry.format].tokens)
+            for found in rows_of(entry, piece, self._options):
+                reading.add_rows(found)
 
 
 def _rows_at_a_time(group: Group) -> int:
@@ -84,16 +84,17 @@ def _rows_at_a_time(group: Group) -> int:
 class _Reading:
     """Reads one piece."""
 
-    def __init__(self, options: TokenOptions, buffer: DocumentBuffer) -> None:
+    def __init__(
+        self, options: TokenOptions, buffer: DocumentBuffer, stopped: Callable[[], bool]
+    ) -> None:
         self._options = options
+        self._stopped = stopped
         self._buffer = buffer
         self._limit = limit_of(buffer.dtype, options.vocabulary)
         self._scratch = np.empty(0, buffer.dtype)
 
-    def add_group(
-        self, table: Table, entry: Input, group: int, stopped: Callable[[], bool]
-    ) -> bool:
-        """Add the documents of a group of rows; false if an error or `stopped` ends it."""
+    def add_group(self, table: Table, entry: Input, group: int) -> None:
+        """Add the documents of a group of rows."""
         at_a_time = _rows_at_a_time(entry.groups[group])
         facts = self._buffer.facts
         before = facts.rows
@@ -101,41 +102,42 @@ class _Reading:
             for batch in table.batches(group, [self._options.column], at_a_time):
                 places = np.arange(facts.rows, facts.rows + len(batch), dtype=np.int64)
                 lists = _as_lists(batch, self._options.column)
-                if stopped() or not self._add(TokenRows(lists, places, None, group, before)):
-                    return False
+                self._add(TokenRows(lists, places, None, group, before))
         except ValueError as error:
             place = facts.rows - before
             lost = entry.groups[group].rows - place
             reason = f"{error}; {lost} rows are left out" if lost > 1 else str(error)
             facts.skipped += max(lost - 1, 0)
             facts.rows += lost
-            return self._reject([Problem(place, reason, group=group)])
-        return True
+            self._reject([Problem(place, reason, group=group)])
 
-    def add_rows(self, found: TokenRows | InputRow) -> bool:
-        """Add the documents of lines, or of an array; false if an error ends it."""
+    def add_rows(self, found: TokenRows | InputRow) -> None:
+        """Add the documents of lines, or of an array."""
         if isinstance(found, TokenRows):
             self._buffer.facts.lines += found.lines
-            return self._add(found)
+            self._add(found)
+            return
         self._buffer.facts.lines += 1
         self._buffer.facts.rows += 1
-        return self._reject([Problem(found.place, str(found.reason), found.byte)])
+        self._reject([Problem(found.place, str(found.reason), found.byte)])
 
-    def _reject(self, problems: list[Problem]) -> bool:
-        """Record invalid rows; false if that ends the ingest."""
+    def _reject(self, problems: list[Problem]) -> None:
+        """Record invalid rows; raise `ReadingEnds` if they end the ingest."""
         fails = self._options.on_error == "fail"
         self._buffer.facts.reject(problems[:1] if fails else problems)
-        return not (fails and problems)
+        if fails and problems:
+            raise ReadingEnds
 
-    def _add(self, rows: TokenRows) -> bool:
-        """Add rows; false if an invalid one ends the ingest."""
+    def _add(self, rows: TokenRows) -> None:
+        """Add rows, unless the work is to stop."""
+        if self._stopped():
+            raise ReadingEnds
         lists, places = rows.batch.column(self._options.column), rows.places
         wrong = _row_problems(lists)
         decoded = None if wrong else self._decode(lists)
         if decoded is None:
             wrong = {**dict(_wrong_values(lists, self._limit)), **wrong}
-            if not self._reject([_problem(rows, row, wrong[row]) for row in sorted(wrong)]):
-                return False
+            self._reject([_problem(rows, row, wrong[row]) for row in sorted(wrong)])
             keep = np.ones(len(lists), bool)
             keep[list(wrong)] = False
             places = places[keep]
@@ -143,7 +145,6 @@ class _Reading:
             assert decoded is not None, "invalid rows have been removed"
         self._append(*decoded, places)
         self._buffer.facts.rows += len(lists)
-        return True
 
     def _decode(self, lists: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
         """Return the tokens and the lengths of lists without nulls; None if a token is invalid.

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -15,10 +15,12 @@ from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.launch.schedulers.known_schedulers import SCHEDULERS, SchedulerName, find_scheduler
 from distcache.launch.schedulers.scheduler import Shape, with_directives
 from distcache.launch.scripts import MARK, build_script, submit_script, training_script
+from distcache.launch.submit import SubmitOptions
 from tests.support.waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
 PYTHON = "/opt/env/bin/python"
+DOCS = Path(__file__).parents[3] / "docs"
 NUMBERS = ("PBS_JOBID", "SLURM_JOB_ID", "JOB_ID", "LSB_JOBID")
 WORDS = ["build", "/shared/my blend.yaml", "-o", "/shared/caches", "--name", "c"]
 CACHE = Path("/shared/caches/c.h5")
@@ -396,3 +398,12 @@ def test_what_a_script_cannot_say(odd: str, tmp_path: Path) -> None:
         build_script(SCHEDULERS["sge"], SHAPE, ["build", odd], CACHE)
     with pytest.raises(ConfigError, match="expected printable text"):
         training_script([str(tmp_path / "train.sh"), odd], CACHE)
+
+
+def test_every_scheduler_is_offered_and_described() -> None:
+    """By the option, and on the pages that list them."""
+    assert get_args(SchedulerName) == tuple(SCHEDULERS)
+    assert set(get_args(get_type_hints(SubmitOptions)["scheduler"])) == {"auto", *SCHEDULERS}
+    for page in ("schedulers/index.md", "commands.md"):
+        text = (DOCS / page).read_text()
+        assert [name for name in SCHEDULERS if f"{name}`" not in text] == []
