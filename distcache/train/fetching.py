@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,9 +28,13 @@ class FetchedRanges(NamedTuple):
     ends: NDArray[np.int64]  # number of ranges up to the end of each sample
 
 
+NOTHING: Final[NDArray[np.int64]] = np.empty((0, 3), np.int64)
+NO_FILES: Final = contextlib.nullcontext[Mapping[Source, int]]({})
+
+
 def no_ranges(samples: int) -> FetchedRanges:
     """Return that the fetcher reads nothing of samples."""
-    return FetchedRanges([], np.empty((0, 3), np.int64), np.zeros(samples, np.int64))
+    return FetchedRanges([], NOTHING, np.zeros(samples, np.int64))
 
 
 def fetched_ranges(where: Located) -> FetchedRanges:
@@ -62,23 +67,27 @@ class Fetching:
         self._client = client
         self._ended: list[Reading] = []  # of which the fetcher was not told yet
 
-    @contextlib.contextmanager
-    def open(self, found: FetchedRanges) -> Iterator[Mapping[Source, int]]:
-        """Yield descriptors of sparse files that have ranges at their own offsets, by sources.
+    def open(self, found: FetchedRanges) -> AbstractContextManager[Mapping[Source, int]]:
+        """Return a context with sparse files that have ranges at their own offsets, by sources.
 
         Parameters
         ----------
         found : FetchedRanges
             Ranges that are read.
         """
+        if self._client is None or not len(found.ranges):
+            return NO_FILES
+        return self._open(self._client, found)
+
+    @contextlib.contextmanager
+    def _open(self, client: FetchClient, found: FetchedRanges) -> Iterator[Mapping[Source, int]]:
         files: dict[Source, int] = {}
         try:
-            if self._client is not None and len(found.ranges):
-                for first in range(0, len(found.sources), MOST_DESCRIPTORS):
-                    sources = found.sources[first : first + MOST_DESCRIPTORS]
-                    owner = found.ranges[:, 0]
-                    own = found.ranges[(owner >= first) & (owner < first + len(sources))]
-                    files |= self._client.read(sources, own - (first, 0, 0), self._take_ended())
+            for first in range(0, len(found.sources), MOST_DESCRIPTORS):
+                sources = found.sources[first : first + MOST_DESCRIPTORS]
+                owner = found.ranges[:, 0]
+                own = found.ranges[(owner >= first) & (owner < first + len(sources))]
+                files |= client.read(sources, own - (first, 0, 0), self._take_ended())
             yield files
         finally:
             for descriptor in files.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -136,11 +137,12 @@ class SampleReader:
         own_files = [
             file for file, source in zip(where.files, where.sources, strict=True) if source is None
         ]
-        done = 0
-
-        def step() -> int:
-            """Return how many rows are filled; of the first one an error is raised."""
-            opened = iter(self._files.descriptors(own_files))
+        done = attempt = 0
+        while done < len(sections):
+            try:
+                opened = iter(self._files.descriptors(own_files))
+            except OSError:
+                opened = iter(retried(functools.partial(self._files.descriptors, own_files)))
             of_files = [next(opened) if s is None else fetched.get(s, -1) for s in where.sources]
             begin = int(where.bounds[done])
             try:
@@ -155,16 +157,12 @@ class SampleReader:
                 )
             except IndexError as wrong:
                 raise self._corrupt(wrong) from wrong
+            done += count
             if error:
-                parts = where.numbers[where.bounds[done + count] : where.bounds[done + count + 1]]
+                attempt = 1 if count else attempt + 1
+                parts = where.numbers[where.bounds[done] : where.bounds[done + 1]]
                 path, _ = where.files[parts[min(part, len(parts) - 1)]]
-                failure = self._files.failure(path, error, byte)
-                if not count:
-                    raise failure
-            return count
-
-        while done < len(sections):
-            done += retried(step)
+                self._files.recover(path, error, byte, attempt)
 
     def _corrupt(self, wrong: IndexError) -> CacheCorrupt:
         """Return the error for arrays that lead outside of one another."""

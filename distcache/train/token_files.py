@@ -9,13 +9,14 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
 from distcache.errors import CorpusError, NotReady
 from distcache.storage.files import open_sized, raise_descriptor_limit, read_range
-from distcache.storage.timeouts import retried
+from distcache.storage.timeouts import MAX_ATTEMPTS, TRANSIENT, pause_before, retried
 
 FILES_PER_READER: Final = 56  # that each reader may always have open: those of a part of a batch
 MAX_OPEN_FILES: Final = 8192  # open files of a process, even if its limit is higher
@@ -146,8 +147,8 @@ class TokenFiles:
             (descriptor,) = self.descriptors([file])
             os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_WILLNEED)
 
-    def failure(self, path: str, error: int, byte: int) -> OSError | CorpusError:
-        """Return the error of a read, after which the file is reopened.
+    def recover(self, path: str, error: int, byte: int, attempt: int) -> None:
+        """Wait, and let a file be reopened after a transient error; raise others.
 
         Parameters
         ----------
@@ -157,11 +158,22 @@ class TokenFiles:
             An error number, or -1 if it has ended too early.
         byte : int
             Byte of the file.
+        attempt : int
+            Number of failures so far.
+
+        Raises
+        ------
+        CorpusError
+            If the file has ended too early.
+        OSError
+            If the error does not pass.
         """
-        self.drop(path)
         if error < 0:
-            return CorpusError(f"{path}: ends before byte {byte}; it was cut short while open")
-        return OSError(error, f"{os.strerror(error)} at byte {byte}", path)
+            raise CorpusError(f"{path}: ends before byte {byte}; it was cut short while open")
+        if error not in TRANSIENT or attempt >= MAX_ATTEMPTS:
+            raise OSError(error, f"{os.strerror(error)} at byte {byte}", path)
+        self.drop(path)
+        time.sleep(pause_before(attempt))
 
     def _is_full(self, missing: int) -> bool:
         """Return whether the process, and this reader's share, leave no room for more files."""
