@@ -230,7 +230,7 @@ def test_adding_a_corpus_builds_that_corpus_only(
     assert Path(second.path).read_bytes() == Path(fresh.path).read_bytes()
 
 
-def test_a_spoilt_cache_is_not_taken_over(blend_config: dict[str, Any], shared: Path) -> None:
+def test_a_spoilt_cache_is_not_reused(blend_config: dict[str, Any], shared: Path) -> None:
     """Every array is compared with its digest on the way."""
     first = Path(build_here(blend_config, shared).path)
     view = open_cache(first).arrays("sections", 2)["shuffle_index"]
@@ -238,7 +238,7 @@ def test_a_spoilt_cache_is_not_taken_over(blend_config: dict[str, Any], shared: 
     with open(first, "r+b") as stream:
         stream.seek(view.offset)
         stream.write(b"\xff")
-    with pytest.raises(CacheCorrupt, match="cannot be taken over"):
+    with pytest.raises(CacheCorrupt, match="cannot be reused"):
         build_here(blend_config, shared, "second", reuse=(first,))
     with pytest.raises(NotReady):
         build_here(blend_config, shared, "second", reuse=(shared / "none.h5",))

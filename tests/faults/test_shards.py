@@ -68,7 +68,7 @@ def test_indexing_that_is_killed(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("place", ["selecting", "publishing"])
+@pytest.mark.parametrize("place", ["counting", "writing", "publishing"])
 def test_selecting_that_is_killed(place: str, shared: Path, tmp_path: Path) -> None:
     """Nothing is visible, and the next run makes a view."""
     parent = write_lengths(tmp_path / "all", LENGTHS["third"])
