@@ -187,6 +187,7 @@ def write_parquet(path: str | Path, parts: Iterable[Mapping[str, Column]]) -> in
             use_dictionary=[name for name in COLUMNS if name not in DELTA],
             column_encoding=dict.fromkeys(DELTA, "DELTA_BINARY_PACKED"),
             write_statistics=list(SEARCHED),
+            write_batch_size=1 << 16,  # rows; with the default of 1,024 a tenth slower
         ) as writer,
     ):
         for columns in parts:
