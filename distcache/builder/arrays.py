@@ -18,7 +18,7 @@ from distcache.storage.unfinished_file import UnfinishedFile
 class ArrayWriter:
     """Writes an array, or a slice of one, from pieces of any size, and keeps its leaf digests.
 
-    What is written are whole stripes, but for the end; whole ones are not copied.
+    Whole stripes are written, but for the end; pieces of whole stripes are not copied.
 
     Parameters
     ----------

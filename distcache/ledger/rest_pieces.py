@@ -211,7 +211,10 @@ class Cover:
                 remaining = pieces._replace(times=passes - pieces.times)
                 more |= bool((remaining.times > level).any())
                 runs = runs_left(remaining, level)
-                yield runs if fragments else Pieces(*(v[self._are_whole(runs)] for v in runs))
+                if not fragments:
+                    whole = self._are_whole(runs)
+                    runs = Pieces(*(values[whole] for values in runs))
+                yield runs
             level += 1
 
     def count_left(self, passes: int) -> LeftCounts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -67,7 +66,7 @@ class Fetching:
         self._client = client
         self._ended: list[Reading] = []  # of which the fetcher was not told yet
 
-    def open(self, found: FetchedRanges) -> AbstractContextManager[Mapping[Source, int]]:
+    def open(self, found: FetchedRanges) -> contextlib.AbstractContextManager[Mapping[Source, int]]:
         """Return a context with sparse files that have ranges at their own offsets, by sources.
 
         Parameters

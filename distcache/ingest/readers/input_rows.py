@@ -38,7 +38,7 @@ class InputRow(NamedTuple):
 class TokenRows(NamedTuple):
     """Rows of token ids."""
 
-    batch: pa.RecordBatch  # a column of lists, and those that are compared with it
+    batch: pa.RecordBatch  # a column of lists
     places: NDArray[np.int64]  # number of each row in the piece
     bytes: NDArray[np.int64] | None = None  # first byte of each row in the (decompressed) file
     group: int | None = None  # row group of the rows
