@@ -31,7 +31,7 @@ from distcache.ledger.report import make_report
 from distcache.ledger.rest import RestOptions, Trained, write_rest
 from distcache.ledger.steps import Sampling, Steps
 from distcache.ledger.trace import Trace, trace
-from distcache.ledger.trace_table import columns_of, write_parquet
+from distcache.ledger.trace_table import columns_of, known_columns, write_parquet
 from distcache.ledger.traced_run import TracedRun
 from distcache.ranks.progress import NullProgress
 from tests.support.caches import build_here
@@ -80,8 +80,9 @@ def run_of(opened: Trace, steps: Steps) -> str:
 
 def table_of(opened: Trace, steps: Steps, path: Path) -> str:
     """Trace steps, and write them as Parquet."""
-    run = TracedRun(opened, Sampling())
-    write_parquet(path, (columns_of(one, opened, sources=False) for one in run.of_steps(steps)))
+    run = TracedRun(opened, Sampling(), steps)
+    names = known_columns([run], sources=False)
+    write_parquet(path, names, (columns_of(one, opened, names) for one in run.of_steps(steps)))
     return f"{path.stat().st_size / 1e6:.0f} MB"
 
 

@@ -25,9 +25,11 @@ from distcache.ledger.jobs_of_run import require_steps, runs_of
 from distcache.ledger.sample_text import texts_of
 from distcache.ledger.trace import Trace, trace
 from distcache.ledger.trace_table import (
+    COLUMNS,
     Column,
     columns_of,
     documents_in,
+    known_columns,
     rows_of,
     write_documents,
     write_parquet,
@@ -39,8 +41,8 @@ from distcache.megatron.training_log import LoggedJob, parse_log
 from distcache.storage.units import counted
 from distcache.storage.url import path_only
 
-Traced = tuple[Trace, Iterator[StepSamples]]
-"""A split, and samples of it that are asked for."""
+Traced = tuple[TracedRun, Iterator[StepSamples]]
+"""A run over a split, and samples of it that are asked for."""
 
 RANGE: Final = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
 MAX_SHOWN: Final = 32  # samples, on a terminal
@@ -148,12 +150,12 @@ def trace_command(
         own = range(*_range("--positions", positions))
         if own.stop > len(opened):
             raise ConfigError(f"--positions {positions}: the split has {len(opened)}, from 0 on")
-        traced = [(opened, runs[0].of_positions(own))]
+        traced = [(runs[0], runs[0].of_positions(own))]
     elif steps is not None:
         first, last = _range("--steps", steps)
         notes += require_steps(runs, first, last)
         traced = [
-            (opened, run.of_steps(run.steps.between(first, last)))
+            (run, run.of_steps(run.steps.between(first, last)))
             for run in runs
             if run.steps is not None
         ]
@@ -164,13 +166,14 @@ def trace_command(
             notes += more
             wanted.append((each, sequences))
             own_runs = runs if each is opened else runs_of(each)[0]
-            traced += [(each, run.find(sequences)) for run in own_runs]
+            traced += [(run, run.find(sequences)) for run in own_runs]
+    names = known_columns([run for run, _ in traced], sources=sources)
     if out is not None:
-        _write(out, traced, wanted, sources=sources, as_json=as_json, log_format=log_format)
+        _write(out, names, traced, wanted, as_json=as_json, log_format=log_format)
     else:
-        rows = _rows(traced, sources=sources, text=text, tokenizer=tokenizer)
+        rows = _rows(names, traced, text=text, tokenizer=tokenizer)
         (_print_lines if as_json else _print_rows)(rows)
-    of_sources = (note for each, _ in traced for note in each.notes)
+    of_sources = (note for run, _ in traced for note in run.trace.notes)
     for note in dict.fromkeys([*notes, *of_sources]):
         typer.echo(f"note: {note}", err=True)
 
@@ -202,27 +205,27 @@ def _all_splits(cache: str, opened: Trace, prefixes: dict[str, str]) -> Iterator
 
 def _write(
     out: str,
+    names: list[str],
     traced: list[Traced],
     wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]],
     *,
-    sources: bool,
     as_json: bool,
     log_format: LogFormat,
 ) -> None:
     """Write a table, or documents, and say how many rows each file has."""
     if out.endswith(".npy"):
-        written = write_documents(out, _documents(traced, wanted), traced[0][0])
+        written = write_documents(out, _documents(traced, wanted), traced[0][0].trace)
     else:
         with make_progress(log_format) as progress:
             progress.phase("tracing samples")
 
             def columns() -> Iterator[dict[str, Column]]:
-                for each, found in traced:
+                for run, found in traced:
                     for some in found:
-                        yield columns_of(some, each, sources=sources)
+                        yield columns_of(some, run.trace, names)
                         progress.advance(len(some.traced.positions))
 
-            written = {out: write_parquet(out, columns())}
+            written = {out: write_parquet(out, names, columns())}
     if as_json:
         print_json([{"out": path, "rows": count} for path, count in written.items()])
         return
@@ -237,7 +240,7 @@ def _documents(
     """Return the documents that were searched for, or those that samples have."""
     if not wanted:
         found = itertools.chain.from_iterable(own for _, own in traced)
-        return documents_in(found, traced[0][0])
+        return documents_in(found, traced[0][0].trace)
     parts: dict[int, list[NDArray[np.int64]]] = {}
     for each, sequences in wanted:
         for corpus, own in sequences.items():
@@ -247,15 +250,15 @@ def _documents(
 
 
 def _rows(
-    traced: list[Traced], *, sources: bool, text: int, tokenizer: str | None
+    names: list[str], traced: list[Traced], *, text: int, tokenizer: str | None
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of the table; those of the first samples with their text."""
-    for each, found in traced:
+    for run, found in traced:
         for some in found:
             own = some.traced.first(text)
-            texts = texts_of(each, own, tokenizer) if text else []
+            texts = texts_of(run.trace, own, tokenizer) if text else []
             text -= len(own.positions)
-            rows = rows_of(columns_of(some, each, sources=sources))
+            rows = rows_of(columns_of(some, run.trace, names))
             for row, words in itertools.zip_longest(rows, texts):
                 yield row if words is None else row | {"text": words}
 
@@ -290,7 +293,8 @@ def _print_rows(rows: Iterator[dict[str, Any]]) -> None:
     """Show the rows of the first samples, without columns of which nothing is known."""
     shown: list[dict[str, Any]] = []
     samples = 0
-    for row in rows:
+    for known in rows:
+        row = dict.fromkeys(COLUMNS) | known
         same = shown and all(row[name] == shown[-1][name] for name in ("split", "step", "position"))
         if not same and samples == MAX_SHOWN:
             typer.echo(f"the first {samples} samples; --json and -o give all", err=True)

@@ -1,11 +1,11 @@
-"""A trace as a table with a row for each part of a sample: for JSON lines, Parquet and terminals.
+"""A trace as a table with a row for each part of a sample: JSON lines, Parquet, a terminal's rows.
 
-The columns are always the same; what is not known is null.
+A table has the columns that are known; what is not known in one row is null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from distcache.corpus.source_rows import UNKNOWN, grouped
 from distcache.errors import ConfigError
 from distcache.extras import needing
 from distcache.ledger.trace import Trace
-from distcache.ledger.traced_run import StepSamples
+from distcache.ledger.traced_run import StepSamples, TracedRun
 from distcache.storage.files import atomic_write, no_space_as_error
 
 # Columns, and the type of each in Parquet.
@@ -43,6 +43,9 @@ COLUMNS: Final = {
 }
 STEP_COLUMNS: Final = ("step", "job", "skipped", "rolled_back")
 RANK_COLUMNS: Final = ("micro_batch", "rank", "slot")
+SOURCE_COLUMNS: Final = ("source", "row", "line")
+# Columns that are known of each part.
+KNOWN: Final = ("split", "position", "corpus", "sequence", "document", "begin", "end", "label_only")
 # Columns of numbers that are close to one another, or all different; the others repeat. Compressing
 # them, too, would take twice as long, and save a tenth.
 DELTA: Final = ("step", "position", "sequence", "document", "begin", "end", "row", "line")
@@ -60,8 +63,28 @@ Column = NDArray[Any] | Words | None
 """Numbers, negative for those that are not known, or text; None if nothing is known."""
 
 
-def columns_of(found: StepSamples, trace: Trace, *, sources: bool = True) -> dict[str, Column]:
-    """Return the columns of some samples, with a row for each part.
+def known_columns(runs: Collection[TracedRun], *, sources: bool = True) -> list[str]:
+    """Return the columns of a table of runs: those of steps and ranks only if one knows them.
+
+    Parameters
+    ----------
+    runs : collection of TracedRun
+        The runs.
+    sources : bool
+        Whether the rows of files are found that documents were made of.
+    """
+    stepped = [run for run in runs if run.steps is not None]
+    dealt = [run for run in stepped if run.sampling.deal(np.empty(0, np.int64)) is not None]
+    unknown = [
+        *(() if stepped else STEP_COLUMNS),
+        *(() if dealt else RANK_COLUMNS),
+        *(() if sources else SOURCE_COLUMNS),
+    ]
+    return [name for name in COLUMNS if name not in unknown]
+
+
+def columns_of(found: StepSamples, trace: Trace, names: Iterable[str]) -> dict[str, Column]:
+    """Return columns of some samples, with a row for each part.
 
     Parameters
     ----------
@@ -69,17 +92,12 @@ def columns_of(found: StepSamples, trace: Trace, *, sources: bool = True) -> dic
         The samples.
     trace : Trace
         The split that they are of.
-    sources : bool
-        Whether the rows of files are found that documents were made of.
-
-    Returns
-    -------
-    dict of str to ndarray, Words or None
-        The columns of `COLUMNS`.
+    names : iterable of str
+        Names of the columns, of those of `COLUMNS`.
     """
     traced = found.traced
     counts = np.diff(traced.bounds)
-    columns: dict[str, Column] = dict.fromkeys(COLUMNS)
+    columns: dict[str, Column] = dict.fromkeys(names)
     columns["split"] = Words(np.zeros(len(traced.sequences), np.int32), [trace.split])
     if found.steps is not None:
         rows, steps = np.repeat(found.rows, counts), found.steps
@@ -94,7 +112,7 @@ def columns_of(found: StepSamples, trace: Trace, *, sources: bool = True) -> dic
     columns["sequence"], columns["document"] = traced.sequences, _documents(found, trace)
     columns["begin"], columns["end"] = traced.begins, traced.ends
     columns["label_only"] = traced.label_only
-    if sources:
+    if "source" in columns:
         columns |= _sources(found, trace, corpora)
     return columns
 
@@ -143,8 +161,19 @@ def _values(column: Column, kind: str, count: int) -> list[Any]:
     ]
 
 
-def write_parquet(path: str | Path, parts: Iterable[Mapping[str, Column]]) -> int:
+def write_parquet(
+    path: str | Path, names: Iterable[str], parts: Iterable[Mapping[str, Column]]
+) -> int:
     """Write a table, some rows at a time; it appears with its name when it is complete.
+
+    Parameters
+    ----------
+    path : path
+        Path of the table.
+    names : iterable of str
+        Names of the columns, in their order.
+    parts : iterable of mappings of str to ndarray, Words or None
+        Columns of some rows.
 
     Returns
     -------
@@ -163,7 +192,14 @@ def write_parquet(path: str | Path, parts: Iterable[Mapping[str, Column]]) -> in
         import pyarrow.parquet as pq  # noqa: PLC0415
     text = pa.dictionary(pa.int32(), pa.string())
     kinds = {"text": text, "bool": pa.bool_()}
-    schema = pa.schema([(name, kinds.get(kind) or kind) for name, kind in COLUMNS.items()])
+    schema = pa.schema(
+        pa.field(
+            name,
+            kinds.get(COLUMNS[name]) or pa.type_for_alias(COLUMNS[name]),
+            nullable=name not in KNOWN,
+        )
+        for name in names
+    )
 
     def array(column: Column, kind: Any, count: int) -> Any:
         if column is None:
@@ -184,9 +220,9 @@ def write_parquet(path: str | Path, parts: Iterable[Mapping[str, Column]]) -> in
             stream,
             schema,
             compression="none",
-            use_dictionary=[name for name in COLUMNS if name not in DELTA],
-            column_encoding=dict.fromkeys(DELTA, "DELTA_BINARY_PACKED"),
-            write_statistics=list(SEARCHED),
+            use_dictionary=[name for name in schema.names if name not in DELTA],
+            column_encoding={n: "DELTA_BINARY_PACKED" for n in schema.names if n in DELTA},
+            write_statistics=[name for name in schema.names if name in SEARCHED],
             write_batch_size=1 << 16,  # rows; with the default of 1,024 a tenth slower
         ) as writer,
     ):

@@ -89,13 +89,17 @@ def test_steps_by_a_command_or_a_log_are_the_same(cache: Path, tmp_path: Path) -
 
 
 def test_a_table_has_a_row_for_each_part(cache: Path, tmp_path: Path) -> None:
-    """Parquet has the rows of JSON."""
+    """Parquet has the rows of JSON, with the columns that are known."""
     out = tmp_path / "steps.parquet"
     words = ["trace", cache, "--steps", "1:11", "--global-batch-size", "10"]
     said = json.loads(run(*words, "-o", out, "--json"))
     table = pq.read_table(out).to_pylist()
     assert table == rows(*words)
     assert said == [{"out": str(out), "rows": len(table)}]
+    assert {"step", "source"} <= set(table[0])
+    assert not {"rank", "slot"} & set(table[0])
+    run("trace", cache, "--positions", "0:4", "--no-sources", "-o", out)
+    assert not {"step", "rank", "source", "row"} & set(pq.read_schema(out).names)
 
 
 def test_columns_are_those_of_all_jobs(cache: Path, tmp_path: Path) -> None:
