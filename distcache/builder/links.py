@@ -28,8 +28,8 @@ from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
-CHUNK: Final = CHUNK_BYTES // ENTRY_BYTES
-PIECE: Final = 1 << 22  # steps that a rank examines, or sends values of, at a time
+CHUNK_ENTRIES: Final = CHUNK_BYTES // ENTRY_BYTES
+PIECE_STEPS: Final = 1 << 22  # steps that a rank examines, or sends values of, at a time
 Numbers = NDArray[np.uint32]
 
 
@@ -60,7 +60,7 @@ def build_linked(job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
     firsts = [0, *itertools.accumulate(tokens[:-1])]
     part = SectionSlice(communicator, section, job.places(item), file, bounds, firsts)
     first = bounds[communicator.rank]
-    for step in windows(bounds, CHUNK):
+    for step in windows(bounds, CHUNK_ENTRIES):
         begin, end = step[communicator.rank]
         some = entries[begin - first : end - first]
         on_all_ranks(communicator, partial(part.feed, begin, some), "writing documents")
@@ -215,8 +215,8 @@ def shuffled_slice(
         "making room for a shuffle",
     )
     most = max(communicator.allgather(len(found.steps), int, "steps of a shuffle"))
-    for first in range(0, most, PIECE):
-        piece = _Steps(*(column[first : first + PIECE] for column in found))
+    for first in range(0, most, PIECE_STEPS):
+        piece = _Steps(*(column[first : first + PIECE_STEPS] for column in found))
         values = _values(communicator, owners, last, piece)
         arriving = _Delivery(communicator, bounds, piece.steps, "shuffled positions")
         places = arriving.forward(piece.steps)
@@ -230,9 +230,9 @@ def _link(size: int, generator: Mt19937, begin: int, end: int) -> tuple[_Steps, 
     # The step of position 0 draws nothing: it keeps the value there.
     own = int(begin == 0 < end)
     pieces = [_Steps(*(np.zeros(own, np.uint32) for _ in _Steps._fields))]
-    room = np.empty((2, min(PIECE, max(size - 1, 0))), np.uint32)
-    for first in range(size - 1, 0, -PIECE):
-        count = min(PIECE, first)
+    room = np.empty((2, min(PIECE_STEPS, max(size - 1, 0))), np.uint32)
+    for first in range(size - 1, 0, -PIECE_STEPS):
+        count = min(PIECE_STEPS, first)
         found = draws_within(generator, first, begin, end, room[0, :count], room[1, :count])
         steps, draws = room[0, :found].copy(), room[1, :found].copy()
         links = np.empty(found, np.uint32)

@@ -31,7 +31,7 @@ from distcache.plan.model import SectionPlan
 from distcache.plan.sizes import Cut
 from distcache.storage.unfinished_file import UnfinishedFile
 
-CHUNK: Final = 1 << 20  # sequences whose lengths are widened at a time
+CHUNK_SEQUENCES: Final = 1 << 20  # sequences whose lengths are widened at a time
 
 
 def build_passes(
@@ -72,8 +72,8 @@ def build_passes(
     done = 0
     for window in _all_windows(section, shards):
         tokens.append(tokens[-1])
-        for begin in range(0, len(window), CHUNK):
-            some = window[begin : begin + CHUNK]
+        for begin in range(0, len(window), CHUNK_SEQUENCES):
+            some = window[begin : begin + CHUNK_SEQUENCES]
             lengths = idx.lengths[some].astype(np.int64)
             memory.values[done : done + len(some)] = lengths << 32 | some
             tokens[-1] += int(lengths.sum())

@@ -31,7 +31,7 @@ from distcache.storage.space import require_space
 from distcache.storage.unfinished_file import UnfinishedFile
 
 # Leaves room for prefixes and suffixes: file names may have 255 bytes.
-LONGEST_NAME: Final = 200
+MAX_NAME_BYTES: Final = 200
 
 
 def require_name(name: str | None) -> None:
@@ -42,8 +42,8 @@ def require_name(name: str | None) -> None:
     ConfigError
         If it is empty, hidden, or leads elsewhere.
     """
-    if name is not None and len(os.fsencode(name)) > LONGEST_NAME:
-        raise ConfigError(f"--name: has more than {LONGEST_NAME} bytes")
+    if name is not None and len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise ConfigError(f"--name: has more than {MAX_NAME_BYTES} bytes")
     if name is not None and not name.isprintable():
         raise ConfigError(f"--name {name!r}: expected a file name of printable text")
     if name is not None and (not name or "/" in name or "\0" in name or name.startswith(".")):

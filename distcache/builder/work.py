@@ -32,7 +32,7 @@ from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.storage.journal import Journal
 from distcache.storage.unfinished_file import UnfinishedFile
 
-MOST_TOGETHER: Final = 1024  # sections, whose indices are mapped at a time
+MAX_MAPPED_SECTIONS: Final = 1024  # sections, whose indices are mapped at a time
 
 
 def runs_of(job: Job, unit: Unit) -> Iterator[tuple[list[int], bool]]:
@@ -55,7 +55,7 @@ def runs_of(job: Job, unit: Unit) -> Iterator[tuple[list[int], bool]]:
     run: list[int] = []
     for item in unit.items:
         small = not unit.is_large and _can_join(job, item)
-        if run and (not small or len(run) == MOST_TOGETHER):
+        if run and (not small or len(run) == MAX_MAPPED_SECTIONS):
             yield run, True
             run = []
         if small:

@@ -14,7 +14,7 @@ from distcache.cache.contents import Contents
 from distcache.cache.format import BLOCK_SIZE, HEADER_SIZE, LEAF_SIZE
 from distcache.errors import CacheCorrupt, StorageError
 from distcache.storage.files import FileVersion
-from distcache.storage.place import PIECE, open_place, pieces_of
+from distcache.storage.place import PIECE_BYTES, open_place, pieces_of
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
@@ -98,7 +98,7 @@ def verify_cache(cache: Contents, threads: int = 2, version: FileVersion | None 
     CacheCorrupt
         With one sentence for each block that differs.
     """
-    size = PIECE if is_url(cache.path) else LEAF_SIZE
+    size = PIECE_BYTES if is_url(cache.path) else LEAF_SIZE
     expected = cache.table("blocks").tolist()
     tables_begin = cache.header.tables_begin
     if len(expected) != blocks_in(tables_begin):

@@ -21,7 +21,7 @@ from distcache.storage.timeouts import limits
 from distcache.storage.url import is_url, located
 
 READY_POLL: Final = 0.5  # seconds
-LONGEST_PAUSE: Final = 3.0  # seconds
+MAX_PAUSE: Final = 3.0  # seconds
 
 
 def building_directory(final: Path) -> Path:
@@ -29,7 +29,7 @@ def building_directory(final: Path) -> Path:
     return hidden_directory(final, "building")
 
 
-RESUMES: Final = "build it again, which resumes"
+RESUME_ADVICE: Final = "build it again, which resumes"
 
 
 class State(StrEnum):
@@ -205,7 +205,7 @@ def wait(
     last, pause = "", READY_POLL
     while (found := watch.look()).state is not State.ready:
         if found.state is State.dead:
-            raise BuildInterrupted(f"{found}; {RESUMES}")
+            raise BuildInterrupted(f"{found}; {RESUME_ADVICE}")
         if str(found) != last and tell is not None:
             tell(found)
         last = str(found)
@@ -213,5 +213,5 @@ def wait(
             raise NotReady(f"{found}, after {timeout:.0f} s")
         # With jitter and growing pauses, since thousands of processes may wait.
         time.sleep(min(pause * random.uniform(0.5, 1.5), left))  # noqa: S311
-        pause = min(1.2 * pause, LONGEST_PAUSE)
+        pause = min(1.2 * pause, MAX_PAUSE)
     return found

@@ -18,7 +18,7 @@ from distcache.builder.job import BuildOptions, MemoryLimit
 from distcache.builder.prepare import make_plan_together, require_name
 from distcache.builder.run import build
 from distcache.builder.upload import UploadOptions, upload
-from distcache.cache.readiness import RESUMES, State, look, wait
+from distcache.cache.readiness import RESUME_ADVICE, State, look, wait
 from distcache.cli.common import (
     JsonOption,
     LogOption,
@@ -65,7 +65,7 @@ ConfigArgument = Annotated[
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="List every section, however many there are.")
 ]
-MOST_ROWS: Final = 40  # of a table without --verbose
+MAX_ROWS: Final = 40  # of a table without --verbose
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -189,7 +189,7 @@ def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
 
 def _show_plan(document: dict[str, Any], *, verbose: bool) -> None:
     sections = document["sections"]
-    shown = sections if verbose or len(sections) <= MOST_ROWS else []
+    shown = sections if verbose or len(sections) <= MAX_ROWS else []
     title = f"Sections ({len(sections)})"
     if not shown:
         samples = sum(section["samples"] for section in sections)
@@ -393,7 +393,7 @@ def ready_command(
     elif found.state is not State.dead:
         typer.echo(str(found))
     if found.state is State.dead:
-        raise BuildInterrupted(f"{found}; {RESUMES}")
+        raise BuildInterrupted(f"{found}; {RESUME_ADVICE}")
     if found.state is not State.ready:
         raise typer.Exit(NotReady.exit_code)
 

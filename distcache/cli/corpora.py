@@ -40,7 +40,7 @@ from distcache.storage.url import path_only
 
 # A shell pattern matches several files of each corpus.
 ENDS = (".idx", ".bin", ".shards", ".receipt.json")
-MOST_TOKENS = 64
+MAX_SHOWN_TOKENS = 64
 
 
 def bare_prefix(word: str) -> str:
@@ -372,7 +372,7 @@ def show_command(
     ] = None,
     tokens: Annotated[
         int, typer.Option(min=0, help="Tokens of each document that are shown; 0 is all.")
-    ] = MOST_TOKENS,
+    ] = MAX_SHOWN_TOKENS,
     as_json: JsonOption = False,
 ) -> None:
     """Show documents of a corpus: their tokens, their text, and the rows they were made of.

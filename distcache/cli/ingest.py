@@ -44,9 +44,9 @@ ingest_app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-MOST_THREADS: Final = 64
+MAX_THREADS: Final = 64
 M_MMAP_THRESHOLD: Final = -3  # of malloc.h
-LARGE: Final = 8 << 20  # bytes
+LARGE_BYTES: Final = 8 << 20  # bytes
 
 BLEND: Final = "blend.json"
 SEQUENCE_LENGTH: Final = 4096
@@ -138,7 +138,7 @@ def _run(
         raise ConfigError("standard input and pipes have no name: give --format")
     communicator = connect()
     interrupt_on_signals()
-    threads = threads or share_of_cores(communicator, MOST_THREADS)
+    threads = threads or share_of_cores(communicator, MAX_THREADS)
     with make_progress(log_format, communicator.rank) as progress:
         objects = ObjectWork(communicator, work, [*inputs, out], progress)
         found = objects.inputs(inputs, known)
@@ -161,7 +161,7 @@ def _return_large_buffers() -> None:
     Otherwise it grows with the largest text, and each thread's heap keeps what that has taken.
     """
     with contextlib.suppress(AttributeError):  # glibc has it
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 @with_options

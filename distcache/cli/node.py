@@ -38,7 +38,7 @@ from distcache.ranks.job_environment import is_first_task
 from distcache.storage.units import counted, parse_size, size_text
 from distcache.storage.url import path_only
 
-MOST_ROWS: Final = 16  # of a table without --verbose
+MAX_ROWS: Final = 16  # of a table without --verbose
 StoreOption = Annotated[
     Path | None,
     typer.Option(
@@ -123,7 +123,7 @@ def _join() -> tuple[Communicator, str]:
 
 def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
     typer.echo(f"cache      {done.source}, key {done.key}")
-    if verbose or len(done.nodes) <= MOST_ROWS:
+    if verbose or len(done.nodes) <= MAX_ROWS:
         _show_nodes(done.nodes)
     read, kept = (sum(sizes) for sizes in zip(*((n.read, n.kept) for n in done.nodes), strict=True))
     failed = [node for node in done.nodes if node.problem]
@@ -133,9 +133,9 @@ def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
         f"done       {nodes} in {seconds:.1f} s: {size_text(read)} read, "
         f"{size_text(kept)} right already{without}"
     )
-    for node in failed[:MOST_ROWS]:
+    for node in failed[:MAX_ROWS]:
         typer.echo(f"# {node.node} reads the shared file: {node.problem}")
-    for node in [node for node in done.nodes if node.beyond][:MOST_ROWS]:
+    for node in [node for node in done.nodes if node.beyond][:MAX_ROWS]:
         typer.echo(
             f"# {node.node}: the store takes {size_text(node.beyond)} beyond the budget, which "
             "this copy and those in use need"

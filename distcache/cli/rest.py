@@ -27,7 +27,7 @@ from distcache.megatron.run_options import run_of_command
 from distcache.ranks.cores import threads_of, usable_cores
 from distcache.storage.url import path_only
 
-AND: Final = re.compile(r"(.+)@(\d{1,18})")
+CACHE_AT_SAMPLES: Final = re.compile(r"(.+)@(\d{1,18})")
 
 
 def rest_command(
@@ -131,7 +131,7 @@ def _show(rest: Rest, out: str, total: int, batch: int | None) -> None:
 
 def _pair(text: str) -> tuple[str, int]:
     """Return the cache and the samples of ``CACHE@N``."""
-    found = AND.fullmatch(text)
+    found = CACHE_AT_SAMPLES.fullmatch(text)
     if found is None:
         raise ConfigError(f"--and {text}: expected CACHE@SAMPLES")
     return found[1], int(found[2])

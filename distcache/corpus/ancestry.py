@@ -19,7 +19,7 @@ from distcache.storage.url import is_url
 MAX_BISECTED: Final = 4096  # numbers that are searched for without a copy of all that are mapped
 BLOCK_DOCUMENTS: Final = 1 << 20  # documents
 MAX_VIEW_BYTES: Final = 192 << 20  # bytes of the documents of a view; a receipt has a third more
-MOST_VIEWS: Final = 32  # of one another
+MAX_VIEWS: Final = 32  # of one another
 COPIES: Final = ("merge", "convert", "materialize")
 
 
@@ -46,7 +46,7 @@ def root_of_view(prefix: str) -> str:
     CorpusError
         If a receipt cannot be read, or views are of one another.
     """
-    for _ in range(MOST_VIEWS):
+    for _ in range(MAX_VIEWS):
         path = bin_path(prefix)
         if not is_url(prefix) and os.path.islink(path):
             return os.path.realpath(path).removesuffix(".bin")
@@ -54,7 +54,7 @@ def root_of_view(prefix: str) -> str:
         if receipt is None or receipt.kind not in VIEWS or not receipt.inputs:
             return prefix
         prefix = receipt.inputs[0].path
-    raise CorpusError(f"{prefix}: is a view of a view of more than {MOST_VIEWS} others")
+    raise CorpusError(f"{prefix}: is a view of a view of more than {MAX_VIEWS} others")
 
 
 def ancestors_of(prefixes: Sequence[str]) -> tuple[Ancestor, ...]:

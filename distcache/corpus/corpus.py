@@ -17,7 +17,7 @@ from distcache.errors import ConfigError, CorpusError
 from distcache.storage.files import FileVersion
 
 KEPT_INDEX: Final = 1 << 20  # bytes of an index that stays mapped, at most
-MOST_KEPT: Final = 8192  # indices, of the 65,000 mappings that a process may have
+MAX_OPEN_INDICES: Final = 8192  # indices, of the 65,000 mappings that a process may have
 _KEPT: Final[dict[str, Idx]] = {}  # small indices that are mapped, by prefix
 _BLOCKS: Final[list[None]] = []  # blocks that keep indices; outside of them none are kept
 
@@ -122,7 +122,7 @@ def open_to_keep(prefix: str) -> Idx:
     """Map the `.idx` of a corpus, and keep it for `open_kept`; raises as `open_idx`."""
     idx = open_idx(prefix)
     _KEPT.pop(prefix, None)
-    if _BLOCKS and idx.size <= KEPT_INDEX and len(_KEPT) < MOST_KEPT:
+    if _BLOCKS and idx.size <= KEPT_INDEX and len(_KEPT) < MAX_OPEN_INDICES:
         _KEPT[prefix] = idx
     return idx
 

@@ -34,13 +34,13 @@ from distcache.storage.place import require_answer, threads_for, version_at
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
-BLOCK: Final = 64 << 20  # bytes of a `.bin` that are digested by one rank
-RANGE: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
+BLOCK_BYTES: Final = 64 << 20  # bytes of a `.bin` that are digested by one rank
+TASK_SEQUENCES: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20
 WORTH_A_THREAD: Final = 1 << 19  # bytes of a task
-PROBED: Final = 16  # corpora that show how long files take to open
+PROBED_CORPORA: Final = 16  # corpora that show how long files take to open
 WORTH_WAITING: Final = 5e-4  # seconds of one; below, threads wait for the interpreter's lock
-MOST_DIRECTORIES: Final = 256  # in which each node looks for one corpus
+MAX_DIRECTORIES: Final = 256  # in which each node looks for one corpus
 PER_FILE: Final = 1 << 16  # cost of opening a file, in bytes read
 
 
@@ -117,9 +117,9 @@ def _outline(prefixes: Sequence[str], threads: int) -> list[Outline]:
         if any(map(is_url, prefixes)):
             return map_in_threads(outline, prefixes, threads_for(prefixes, threads))
         begin = time.perf_counter()
-        first = [outline(prefix) for prefix in prefixes[:PROBED]]
+        first = [outline(prefix) for prefix in prefixes[:PROBED_CORPORA]]
         slow = time.perf_counter() - begin >= len(first) * WORTH_WAITING
-        return first + map_in_threads(outline, prefixes[PROBED:], threads if slow else 1)
+        return first + map_in_threads(outline, prefixes[PROBED_CORPORA:], threads if slow else 1)
 
 
 def _run(task: _Task, head: Outline) -> _Finding:
@@ -145,7 +145,7 @@ def _require_one_view(communicator: Communicator, prefixes: Sequence[str]) -> No
     if communicator.size == 1:
         return
     by_directory = {os.path.dirname(name): name for name in prefixes if not is_url(name)}  # noqa: PTH120
-    chosen = list(by_directory.values())[:MOST_DIRECTORIES]
+    chosen = list(by_directory.values())[:MAX_DIRECTORIES]
     nodes = communicator.allgather(node_name(os.environ), str, "the names of nodes")
     looks = nodes.index(nodes[communicator.rank]) == communicator.rank
     mine = [_size_of(idx_path(prefix)) for prefix in chosen] if looks else []
@@ -222,11 +222,11 @@ def digest_tokens(communicator: Communicator, prefix: str, size: int) -> str:
     size : int
         Bytes of the `.bin`.
     """
-    blocks = range(-(-size // BLOCK))
+    blocks = range(-(-size // BLOCK_BYTES))
 
     def digests_of(own: Sequence[int]) -> list[str]:
         path = bin_path(prefix)
-        ends = [(block * BLOCK, min((block + 1) * BLOCK, size)) for block in own]
+        ends = [(block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, size)) for block in own]
         if not is_url(path):
             return [digest_range(path, begin, end) for begin, end in ends]
         version = version_at(path)
@@ -239,13 +239,15 @@ def digest_tokens(communicator: Communicator, prefix: str, size: int) -> str:
 def _tasks(index: int, head: Outline) -> list[_Task]:
     if head.idx_size == 0:
         return []
-    if head.sequences <= RANGE:
+    if head.sequences <= TASK_SEQUENCES:
         return [_Task(index, 0, head.sequences, check=True, digest=True)]
     return [
         _Task(index, 0, 0, check=False, digest=True),
         *(
-            _Task(index, begin, min(begin + RANGE, head.sequences), check=True, digest=False)
-            for begin in range(0, head.sequences, RANGE)
+            _Task(
+                index, begin, min(begin + TASK_SEQUENCES, head.sequences), check=True, digest=False
+            )
+            for begin in range(0, head.sequences, TASK_SEQUENCES)
         ),
     ]
 

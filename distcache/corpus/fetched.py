@@ -36,12 +36,18 @@ from distcache.storage.files import (
 )
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.locks import LOCK, try_lock
-from distcache.storage.place import OBJECTS, ObjectCopy, forget_copies, open_place, register_copy
+from distcache.storage.place import (
+    STAT_REQUESTS,
+    ObjectCopy,
+    forget_copies,
+    open_place,
+    register_copy,
+)
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
-REQUESTS: Final = 8  # chunks that an agent reads at a time
-SMALL: Final = 1 << 20  # bytes of a chunk in the mean, of which more are read at a time
+MAX_REQUESTS: Final = 8  # chunks that an agent reads at a time
+SMALL_CHUNK_BYTES: Final = 1 << 20  # bytes of a chunk in the mean, of which more are read at a time
 
 
 class _Object(msgspec.Struct, frozen=True):
@@ -141,7 +147,7 @@ def _find(
 
     def look_at_own(own: Sequence[str]) -> list[_Object | None]:
         with listed(own):
-            return map_in_threads(look, own, OBJECTS)
+            return map_in_threads(look, own, STAT_REQUESTS)
 
     found = spread(communicator, urls, look_at_own, _Object | None, "looking for objects")
     return [entry for entry in found if entry is not None]
@@ -234,7 +240,7 @@ def _fetch(
             write_range(descriptor, chunk.begin, data)
 
     sizes = [chunk.end - chunk.begin for chunk in chunks]
-    small = sum(sizes) < len(sizes) * SMALL
+    small = sum(sizes) < len(sizes) * SMALL_CHUNK_BYTES
     gather_rounds(
         agents,
         sizes,
@@ -242,5 +248,5 @@ def _fetch(
         write,
         progress.advance,
         functools.partial(on_all_ranks, agents),
-        OBJECTS if small else REQUESTS,
+        STAT_REQUESTS if small else MAX_REQUESTS,
     )

@@ -16,7 +16,7 @@ from distcache.corpus.idx import HEADER, HEADER_SIZE, ITEM_TYPES, MAGIC, code_of
 from distcache.errors import CorpusError
 from distcache.storage.files import atomic_write, no_space_as_error, recreate, write_range
 
-CHUNK: Final = 1 << 17  # sequences at a time: their offsets stay in the processor's cache
+CHUNK_SEQUENCES: Final = 1 << 17  # sequences at a time: their offsets stay in the processor's cache
 
 
 class IdxPlan(msgspec.Struct, frozen=True):
@@ -94,10 +94,10 @@ def write_lengths(
         Tokens of each.
     """
     write_range(descriptor, HEADER_SIZE + 4 * first, np.ascontiguousarray(lengths, "<i4"))
-    room = np.empty(min(CHUNK, len(lengths)) + 1, "<i8")
+    room = np.empty(min(CHUNK_SEQUENCES, len(lengths)) + 1, "<i8")
     position = tokens_before * plan.item_size
-    for begin in range(0, len(lengths), CHUNK):
-        part = lengths[begin : begin + CHUNK]
+    for begin in range(0, len(lengths), CHUNK_SEQUENCES):
+        part = lengths[begin : begin + CHUNK_SEQUENCES]
         offsets = room[: len(part) + 1]
         offsets[0] = 0
         np.cumsum(part, dtype=np.int64, out=offsets[1:])
@@ -164,8 +164,8 @@ def write_idx(
         descriptor = stream.fileno()
         write_range(descriptor, 0, plan.header)
         write_lengths(descriptor, plan, 0, 0, lengths)
-        for first in range(0, documents + 1, CHUNK):
-            last = min(first + CHUNK, documents + 1)
+        for first in range(0, documents + 1, CHUNK_SEQUENCES):
+            last = min(first + CHUNK_SEQUENCES, documents + 1)
             some = np.arange(first, last) if bounds is None else bounds[first:last]
             write_bounds(descriptor, plan, first, some)
         if modes is not None:

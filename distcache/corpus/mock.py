@@ -21,8 +21,8 @@ from distcache.storage.watchdog import tick
 
 MAX_DOCUMENT_TOKENS: Final = 2**31 - 1  # tokens of a document
 SPREAD: Final = 1.0  # of the sizes of corpora: the standard deviation of their logarithms
-PIECE: Final = 1 << 22  # tokens or documents at a time
-MOST_DOCUMENTS: Final = 10**13
+PIECE_ITEMS: Final = 1 << 22  # tokens or documents at a time
+MAX_DOCUMENTS: Final = 10**13
 KINDS: Final = {"constant": 1, "uniform": 2, "lognormal": 2}
 
 
@@ -131,8 +131,8 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
             "expected at least one document in each corpus, a vocabulary of at least one token, "
             "and a seed that is not negative"
         )
-    if mock.documents > MOST_DOCUMENTS:
-        raise ConfigError(f"--documents: more than {MOST_DOCUMENTS:,}")
+    if mock.documents > MAX_DOCUMENTS:
+        raise ConfigError(f"--documents: more than {MAX_DOCUMENTS:,}")
     with may_write(directory, "choose another --out"):
         directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
@@ -153,7 +153,7 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
         with atomic_write(bin_path(prefixes[number])) as stream:
             stream.truncate(left * dtype.itemsize)
             while mock.fill and left:
-                count = min(left, PIECE)
+                count = min(left, PIECE_ITEMS)
                 stream.write(random.integers(0, mock.vocabulary, count, dtype).data)
                 left -= count
                 tick()
@@ -171,8 +171,8 @@ def _lengths(
 ) -> NDArray[np.int32]:
     """Return the tokens of each document."""
     lengths = np.empty(count, np.int32)
-    for begin in range(0, count, PIECE):
-        part = lengths[begin : begin + PIECE]
+    for begin in range(0, count, PIECE_ITEMS):
+        part = lengths[begin : begin + PIECE_ITEMS]
         drawn: NDArray[Any]
         if kind == "constant":
             drawn = np.full(len(part), numbers[0])

@@ -17,7 +17,7 @@ from distcache.corpus.idx import bin_path, idx_path, open_idx
 from distcache.corpus.mds.shard_table import has_table
 from distcache.errors import CorpusError, DistcacheError, NotReady
 
-WRAPPED: Final = 2**32  # bytes after which a sum in 32 bits begins anew
+WRAP_BYTES: Final = 2**32  # bytes after which a sum in 32 bits begins anew
 
 
 class Repaired(NamedTuple):
@@ -72,7 +72,7 @@ def open_damaged(prefix: str) -> Repaired:
             "or are those of another corpus"
         )
     wrong = _running_sum(lengths, idx.item_size) - idx.offsets
-    if (wrong % WRAPPED).any():
+    if (wrong % WRAP_BYTES).any():
         raise CorpusError(
             f"{path}: its offsets did not overflow: they are no running sum of its lengths modulo "
             "2**32, so that nothing says where its sequences are"

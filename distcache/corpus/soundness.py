@@ -52,11 +52,11 @@ from distcache.storage.place import require_answer
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
-CHUNK: Final = 16 << 20
+CHUNK_BYTES: Final = 16 << 20
 RELEASED_FROM: Final = 8 << 20  # bytes of a file; a smaller one is released when it is checked
-MOST_NAMED: Final = 3  # corpora of a directory, in a message
-MOST_COMPARED: Final = 50  # names, with one that is not there
-SEQUENCES: Final = 1 << 18  # of shards, that are compared at a time
+MAX_NAMED: Final = 3  # corpora of a directory, in a message
+MAX_COMPARED_NAMES: Final = 50  # names, with one that is not there
+BLOCK_SEQUENCES: Final = 1 << 18  # of shards, that are compared at a time
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -193,8 +193,8 @@ def _hint(prefix: str) -> str:
     directory = prefix if os.path.isdir(prefix) else os.path.dirname(prefix) or "."  # noqa: PTH120
     names = _corpora_in(directory)
     if directory == prefix and names:
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        named = ", ".join(os.path.join(prefix, name) for name in names[:MOST_NAMED])
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        named = ", ".join(os.path.join(prefix, name) for name in names[:MAX_NAMED])
         return f"; it is a directory: give the corpora in it, {named}{more}{where}"
     near = _nearest(os.path.basename(prefix), names)
     parent = os.path.dirname(prefix)  # noqa: PTH120
@@ -214,7 +214,7 @@ def _corpora_in(directory: str) -> tuple[str, ...]:
 def _nearest(name: str, names: Sequence[str]) -> str:
     """Return the first of the names that are most like one; empty if none is, or it is there."""
     alike = [other for other in names if other[:2] == name[:2] and abs(len(other) - len(name)) < 4]
-    found = difflib.get_close_matches(name, alike[:MOST_COMPARED], n=3)
+    found = difflib.get_close_matches(name, alike[:MAX_COMPARED_NAMES], n=3)
     return "" if name in names else min(found, default="")
 
 
@@ -238,10 +238,10 @@ def digest_idx(idx: Idx) -> str:
     """Return the XXH3-128 of a whole `.idx` file, in hexadecimal."""
     digest = xxhash.xxh3_128()
     with memoryview(idx.map) as view:
-        for begin in range(0, idx.size, CHUNK):
-            digest.update(view[begin : begin + CHUNK])
+        for begin in range(0, idx.size, CHUNK_BYTES):
+            digest.update(view[begin : begin + CHUNK_BYTES])
             if idx.size >= RELEASED_FROM:
-                idx.release(begin, min(begin + CHUNK, idx.size))
+                idx.release(begin, min(begin + CHUNK_BYTES, idx.size))
             tick()
     return digest.hexdigest()
 
@@ -344,8 +344,8 @@ def _outside_shards(
     if not len(rows) and end > begin:
         message = f"has {end - begin} sequences, and the .shards beside it have no shard"
         return (Fault(head.prefix, idx.path, message),)
-    for first in range(begin, end, SEQUENCES):
-        some = slice(first, min(first + SEQUENCES, end))
+    for first in range(begin, end, BLOCK_SEQUENCES):
+        some = slice(first, min(first + BLOCK_SEQUENCES, end))
         offsets = idx.offsets[some].astype(np.int64)
         nbytes = idx.lengths[some].astype(np.int64) * idx.item_size
         shards = shards_at(rows["base"].astype(np.int64), offsets)

@@ -19,11 +19,11 @@ from distcache.corpus.mds.stored_shard import indexed_pieces, indexed_shard
 from distcache.errors import CorpusError
 from distcache.kernels import read_ranges
 from distcache.storage.files import FileVersion, closing_fd, open_regular
-from distcache.storage.place import GAP, PIECE, Place, join_ranges, open_place
+from distcache.storage.place import GAP_BYTES, PIECE_BYTES, Place, join_ranges, open_place
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
-SEQUENCES: Final = 1 << 18  # of a view, at a time
+BLOCK_SEQUENCES: Final = 1 << 18  # of a view, at a time
 
 # Ranges of bytes: where they begin, and their sizes.
 Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -125,7 +125,7 @@ def _read_file(path: str, descriptor: int, ranges: Ranges, out: NDArray[np.uint8
 def _read_object(place: Place, ranges: Ranges, out: NDArray[np.uint8]) -> None:
     firsts = np.cumsum(ranges[1]) - ranges[1]
     wanted = list(zip(ranges[0].tolist(), ranges[1].tolist(), strict=True))
-    for joined in join_ranges(wanted, GAP, PIECE):
+    for joined in join_ranges(wanted, GAP_BYTES, PIECE_BYTES):
         data = np.empty(joined.end - joined.begin, np.uint8)
         place.read_into(data, joined.begin)
         for member in joined.members:
@@ -170,8 +170,8 @@ def _ranges(source: CopySource, low: int, high: int) -> Iterator[Ranges]:
     assert source.idx is not None, "a view has an index"
     item = ITEM_TYPES[source.type_code].itemsize
     position = 0
-    for first in range(0, len(source.lengths), SEQUENCES):
-        some = slice(first, first + SEQUENCES)
+    for first in range(0, len(source.lengths), BLOCK_SEQUENCES):
+        some = slice(first, first + BLOCK_SEQUENCES)
         sizes = source.lengths[some].astype(np.int64) * item
         total = int(sizes.sum())
         if total and position + total > low and position < high:

@@ -23,7 +23,7 @@ from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
 
-BLOCK: Final = 4 << 20  # bytes of tokens at a time
+BLOCK_BYTES: Final = 4 << 20  # bytes of tokens at a time
 
 
 def receipts_beside(prefixes: Iterable[str]) -> tuple[dict[str, Receipt], list[Fault]]:
@@ -173,7 +173,7 @@ def _check_range(
     if dtype.kind == "f":
         return [Fault(prefix, idx_path(prefix), f"token type is {dtype}, expected integers")]
     limit = limit_of(dtype, vocabulary)
-    bounds = slice_bounds(facts.tokens, communicator.size, BLOCK // dtype.itemsize)
+    bounds = slice_bounds(facts.tokens, communicator.size, BLOCK_BYTES // dtype.itemsize)
     begin, end = bounds[communicator.rank], bounds[communicator.rank + 1]
     own = on_all_ranks(
         communicator, lambda: _first_outside(facts, dtype, begin, end, limit), "reading tokens"
@@ -197,7 +197,7 @@ def _first_outside(
     facts: CorpusFacts, dtype: np.dtype[np.generic], begin: int, end: int, limit: int
 ) -> tuple[int, int] | None:
     """Return the position and the value of the first token outside [0, limit)."""
-    source, room = open_copy_source(facts), np.empty(BLOCK, np.uint8)
+    source, room = open_copy_source(facts), np.empty(BLOCK_BYTES, np.uint8)
     item = dtype.itemsize
     for piece in token_pieces(source, begin * item, end * item, room):
         tokens = piece.view(dtype)

@@ -51,9 +51,9 @@ from distcache.storage.files import (
 from distcache.storage.listing import listed_version
 from distcache.storage.units import counted
 
-STRIPE: Final = 1 << 20  # bytes; two ranks never write into the same one of a `.bin`
-COPY: Final = 16 << 20  # bytes at a time
-SEQUENCES: Final = 1 << 18  # at a time
+STRIPE_BYTES: Final = 1 << 20  # bytes; two ranks never write into the same one of a `.bin`
+COPY_BYTES: Final = 16 << 20  # bytes at a time
+BLOCK_SEQUENCES: Final = 1 << 18  # at a time
 
 
 def copy_corpora(
@@ -319,7 +319,7 @@ def join(
     total = sum(source.nbytes for source in sources)
     prefix = output.unfinished(0)
     on_rank_0(communicator, lambda: _lay_out(prefix, plan, total), None, "laying out")
-    stripes = slice_bounds(total, communicator.size, STRIPE)
+    stripes = slice_bounds(total, communicator.size, STRIPE_BYTES)
     begin, end = stripes[communicator.rank], stripes[communicator.rank + 1]
     progress.phase("copying tokens", end - begin)
     on_all_ranks(
@@ -356,7 +356,7 @@ def _copy_tokens(
     prefix: str, sources: Sequence[CopySource], begin: int, end: int, progress: Progress
 ) -> None:
     path = bin_path(prefix)
-    room = np.empty(COPY, np.uint8)
+    room = np.empty(COPY_BYTES, np.uint8)
     with no_space_as_error(path), closing_fd(open_to_write(path)) as target:
         for index, low, high, at in _shares([source.nbytes for source in sources], begin, end):
             place = at
@@ -383,8 +383,8 @@ def _write_index(
             before = tokens_before[index]
             _write_sequences(descriptor, plan, sources[index], range(low, high), at, before)
         for index, low, high, at in _shares(documents, first, last):
-            for some in range(low, high, SEQUENCES):
-                bounds = sources[index].bounds[some : min(some + SEQUENCES, high)]
+            for some in range(low, high, BLOCK_SEQUENCES):
+                bounds = sources[index].bounds[some : min(some + BLOCK_SEQUENCES, high)]
                 write_bounds(descriptor, plan, at + some - low, bounds + sequences_before[index])
             _require_intact(sources[index])
         os.fsync(descriptor)
@@ -395,8 +395,8 @@ def _write_sequences(
 ) -> None:
     """Write some sequences of a source, the first as number `at`, with tokens `before` it."""
     tokens = before + int(source.lengths[: part.start].sum(dtype=np.int64))
-    for begin in range(part.start, part.stop, SEQUENCES):
-        lengths = source.lengths[begin : min(begin + SEQUENCES, part.stop)]
+    for begin in range(part.start, part.stop, BLOCK_SEQUENCES):
+        lengths = source.lengths[begin : min(begin + BLOCK_SEQUENCES, part.stop)]
         place = at + begin - part.start
         write_lengths(descriptor, plan, place, tokens, lengths)
         tokens += int(lengths.sum(dtype=np.int64))

@@ -39,7 +39,7 @@ from distcache.storage.files import (
 )
 from distcache.storage.threads import decodable
 
-MOST_WRONG: Final = 1000  # damaged samples of a shard that are listed; all are counted
+MAX_LISTED: Final = 1000  # damaged samples of a shard that are listed; all are counted
 LISTED_PER_RECEIPT: Final = 100_000  # of a receipt
 BLOCK_SEQUENCES: Final = 1 << 20  # sequences whose lengths and pointers are in memory
 
@@ -115,7 +115,7 @@ def record_of(
         least=int(scan.lengths.min(initial=np.iinfo(np.int32).max)),
         most=int(scan.lengths.max(initial=0)),
         dtype=scan.dtype,
-        wrong=sorted(scan.wrong.items())[:MOST_WRONG],
+        wrong=sorted(scan.wrong.items())[:MAX_LISTED],
         damage="",
     )
 

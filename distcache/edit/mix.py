@@ -18,7 +18,7 @@ from distcache.corpus.receipt import read_receipt, receipt_path
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
 from distcache.edit.mirror import Mirrored, mirror, mirrored
-from distcache.edit.mix_recipe import MOST_SAMPLES, MixStream, Recipe
+from distcache.edit.mix_recipe import MAX_SAMPLES, MixStream, Recipe
 from distcache.errors import (
     BuildInterrupted,
     ConfigError,
@@ -52,7 +52,7 @@ class MixOptions(msgspec.Struct, frozen=True):
     ] = None
     samples: Annotated[
         int | None,
-        Option("Samples of training; by default those of one pass.", least=1, most=MOST_SAMPLES),
+        Option("Samples of training; by default those of one pass.", least=1, most=MAX_SAMPLES),
     ] = None
     validation: Annotated[int, Option("Samples of each validation set, at most.", least=1)] = 512
     seed: Annotated[int, Option("Seed of the blend.", least=0, most=2**32 - 1)] = 1234
@@ -272,9 +272,9 @@ def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
     relative = any(stream.proportion is not None for stream in recipe.train)
     one_pass = sum(sizes) if relative else math.ceil(sum(weights))
     samples = options.samples or one_pass
-    if recipe.train and not (any(weights) and samples <= MOST_SAMPLES):
+    if recipe.train and not (any(weights) and samples <= MAX_SAMPLES):
         raise ConfigError(
-            f"train: its data sets give {one_pass} samples, expected 1 to {MOST_SAMPLES}; change "
+            f"train: its data sets give {one_pass} samples, expected 1 to {MAX_SAMPLES}; change "
             "choose or repeat"
         )
     train = [

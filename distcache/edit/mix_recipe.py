@@ -16,7 +16,7 @@ from distcache.errors import ConfigError
 from distcache.storage.threads import decodable
 from distcache.storage.url import is_url
 
-MOST_SAMPLES: Final = 1 << 40
+MAX_SAMPLES: Final = 1 << 40
 NAME: Final = re.compile(r"[^\w.-]+")
 Share = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
 # Splits by the words for their data sets: streaming's `streams`, and the loaders of llm-foundry.
@@ -43,7 +43,7 @@ class _Entry(msgspec.Struct, frozen=True):
     remote: str | None = None
     name: str | None = None
     split: str | None = None
-    choose: Annotated[int, msgspec.Meta(ge=0, le=MOST_SAMPLES)] | None = None
+    choose: Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)] | None = None
     proportion: Share | None = None
     repeat: Share | None = None
 

@@ -24,7 +24,7 @@ from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import atomic_write, require_text
 
-PIECE: Final = 1 << 16  # documents of the parent that a thread selects from at a time
+PIECE_DOCUMENTS: Final = 1 << 16  # documents of the parent that a thread selects from at a time
 LISTS: Final = ("rows", "drop")
 
 
@@ -118,7 +118,9 @@ def select(
                 None,
                 "reading lists",
             )
-            view = View(communicator, facts, output, -(-facts.documents // PIECE), threads, watch)
+            view = View(
+                communicator, facts, output, -(-facts.documents // PIECE_DOCUMENTS), threads, watch
+            )
             selection, few = options.selection, ""
             if (wanted := selection.tokens) is not None:
                 counts = view.count(_kept_of(facts, selection, lists))
@@ -174,8 +176,8 @@ def _kept_of(facts: CorpusFacts, selection: Selection, lists: Mapping[str, str])
     """Return what yields the documents that are kept of a piece."""
 
     def kept_of(idx: Idx, piece: int) -> Iterator[Kept]:
-        begin = piece * PIECE
-        end = min(begin + PIECE, facts.documents)
+        begin = piece * PIECE_DOCUMENTS
+        end = min(begin + PIECE_DOCUMENTS, facts.documents)
         rows, drop = (
             np.load(lists[name], mmap_mode="r", allow_pickle=False) if name in lists else None
             for name in LISTS

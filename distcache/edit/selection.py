@@ -31,13 +31,13 @@ MALFORMED: Final = (
     MemoryError,
     tokenize.TokenError,
 )
-LINE: Final = 64  # characters of a number, at most
-DOCUMENTS: Final = 1 << 17  # at a time: they stay in the processor's cache
+MAX_LINE: Final = 64  # characters of a number, at most
+BLOCK_DOCUMENTS: Final = 1 << 17  # at a time: they stay in the processor's cache
 # Of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
-SECOND: Final = np.uint64(0x94D049BB133111EB)
-END: Final = 1 << 62  # of documents, if none is given
+MULTIPLIER_1: Final = np.uint64(0xBF58476D1CE4E5B9)
+MULTIPLIER_2: Final = np.uint64(0x94D049BB133111EB)
+LAST_DOCUMENT: Final = 1 << 62  # of documents, if none is given
 
 
 def parse_range(text: str) -> tuple[int, int]:
@@ -51,7 +51,7 @@ def parse_range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{0,18}):(\d{0,18})", text.strip())
     if found is None:
         raise ConfigError(f"--documents {text!r}: expected A:B, for example 0:1000")
-    return int(found[1] or 0), int(found[2] or END)
+    return int(found[1] or 0), int(found[2] or LAST_DOCUMENT)
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -118,8 +118,8 @@ def select_documents(
     rows, drop : ndarray of int64, or None
         Numbers of the documents to keep, and to leave out; ascending, each once.
     """
-    for first in range(begin, end, DOCUMENTS):
-        last = min(first + DOCUMENTS, end)
+    for first in range(begin, end, BLOCK_DOCUMENTS):
+        last = min(first + BLOCK_DOCUMENTS, end)
         bounds = np.array(idx.bounds[first : last + 1])
         some = slice(int(bounds[0]), int(bounds[-1]))
         lengths = np.array(idx.lengths[some])
@@ -190,8 +190,8 @@ def hash_numbers(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
 
 def mix_bits(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return each number with its bits mixed: the finalizer of splitmix64."""
-    value = (value ^ (value >> np.uint64(30))) * FIRST
-    value = (value ^ (value >> np.uint64(27))) * SECOND
+    value = (value ^ (value >> np.uint64(30))) * MULTIPLIER_1
+    value = (value ^ (value >> np.uint64(27))) * MULTIPLIER_2
     return value ^ (value >> np.uint64(31))
 
 
@@ -229,7 +229,7 @@ def numbers_in(path: str | Path) -> NDArray[np.int64]:
 def _read_numbers(path: str) -> NDArray[Any]:
     if not path.endswith(".npy"):
         with os.fdopen(open_regular(path), encoding="utf-8-sig") as stream:
-            lines = iter(partial(stream.readline, LINE), "")
+            lines = iter(partial(stream.readline, MAX_LINE), "")
             return np.array([_number(line) for line in lines if line.strip()], np.int64)
     os.close(open_regular(path))  # another kind of file could block indefinitely
     numbers: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
@@ -241,8 +241,8 @@ def _read_numbers(path: str) -> NDArray[Any]:
 
 
 def _number(line: str) -> int:
-    if len(line) == LINE and not line.endswith("\n"):
-        raise ValueError(f"a line has {LINE} characters and more")
+    if len(line) == MAX_LINE and not line.endswith("\n"):
+        raise ValueError(f"a line has {MAX_LINE} characters and more")
     try:
         return int(line)
     except ValueError as error:

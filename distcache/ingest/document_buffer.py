@@ -20,8 +20,8 @@ from distcache.corpus.kept_runs import RunEncoder
 from distcache.storage.files import no_space_as_error, read_range, write_range
 
 LISTED_PER_PIECE: Final = 1000  # invalid rows of a piece whose places are kept; all are counted
-SPOOL: Final = 64 << 20  # bytes of tokens in memory, if they may go to a file
-BLOCK: Final = 4 << 20  # bytes
+SPOOL_BYTES: Final = 64 << 20  # bytes of tokens in memory, if they may go to a file
+BLOCK_BYTES: Final = 4 << 20  # bytes
 SMALLEST_BLOCK: Final = 4096  # bytes
 
 
@@ -196,9 +196,9 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
     def _keep(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Copy as much as the last block has room for, and return the rest."""
         if not self._room:
-            if self.held >= SPOOL:
+            if self.held >= SPOOL_BYTES:
                 self.spill()
-            self._blocks.append(self._memory.take(BLOCK if self._blocks else self._expected))
+            self._blocks.append(self._memory.take(BLOCK_BYTES if self._blocks else self._expected))
             self._room = len(self._blocks[-1])
         begin = len(self._blocks[-1]) - self._room
         size = min(self._room, data.size)
@@ -272,7 +272,7 @@ def digest_of(
 
 
 class Memory:
-    """A pool of blocks of `BLOCK` bytes, shared by the threads of a rank."""
+    """A pool of blocks of `BLOCK_BYTES` bytes, shared by the threads of a rank."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -280,17 +280,17 @@ class Memory:
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """Return an uninitialized block, which may be smaller than those of the pool."""
-        if size < BLOCK:
+        if size < BLOCK_BYTES:
             return np.empty(size, np.uint8)
         with self._lock:
             if self._free:
                 return self._free.pop()
-        return np.empty(BLOCK, np.uint8)
+        return np.empty(BLOCK_BYTES, np.uint8)
 
     def give(self, blocks: list[NDArray[Any]]) -> None:
         """Return blocks to the pool."""
         with self._lock:
-            self._free += [block for block in blocks if len(block) == BLOCK]
+            self._free += [block for block in blocks if len(block) == BLOCK_BYTES]
 
 
 class Spool:

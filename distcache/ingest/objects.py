@@ -29,7 +29,14 @@ from distcache.ranks.progress import Progress
 from distcache.ranks.sending import PER_OBJECT
 from distcache.storage.files import FileVersion, atomic_write, make_directories, may_write
 from distcache.storage.locks import LOCK, try_lock
-from distcache.storage.place import PIECE, bucket_of, exists, open_place, pieces_of, version_at
+from distcache.storage.place import (
+    PIECE_BYTES,
+    bucket_of,
+    exists,
+    open_place,
+    pieces_of,
+    version_at,
+)
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url, located
 from distcache.storage.watchdog import tick
@@ -129,7 +136,7 @@ class ObjectWork:
         with contextlib.ExitStack() as stack:
             source = sys.stdin.buffer if word == STDIN else stack.enter_context(open(word, "rb"))
             copy = stack.enter_context(open(part, "wb"))
-            while block := source.read(PIECE):
+            while block := source.read(PIECE_BYTES):
                 tick()
                 digest.update(block)
                 copy.write(block)
@@ -229,7 +236,7 @@ def _copy(found: Fetched, progress: Progress) -> None:
             return
         try:
             with open_place(found.url, found.version) as place, atomic_write(path) as stream:
-                for piece in pieces_of(place, 0, found.version.size, PIECE):
+                for piece in pieces_of(place, 0, found.version.size, PIECE_BYTES):
                     stream.write(piece.data)
                     progress.advance(piece.size)
         except ObjectChanged as error:

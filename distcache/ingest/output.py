@@ -29,10 +29,10 @@ from distcache.ranks.workspace import Workspace, claim, hidden_directory
 from distcache.storage.files import digest_range, is_plain_file, make_link
 from distcache.storage.url import is_url
 
-COMPARED: Final = ("kind", "tokenizer", "versions")
+COMPARED_FIELDS: Final = ("kind", "tokenizer", "versions")
 RESULTS: Final = frozenset({"length_of_all"})  # options have results of a command, too
 SUFFIXES: Final = ("bin", "shards", "idx", "receipt.json")
-LONGEST_NAME: Final = 200  # bytes: suffixes and numbers are appended
+MAX_NAME_BYTES: Final = 200  # bytes: suffixes and numbers are appended
 
 
 class Output:
@@ -221,8 +221,8 @@ class Output:
 
     def _require_name(self) -> None:
         name = os.fsencode(Path(self.prefix).name)
-        if len(name) > LONGEST_NAME:
-            raise ConfigError(f"--out: the name has {len(name)} bytes, more than {LONGEST_NAME}")
+        if len(name) > MAX_NAME_BYTES:
+            raise ConfigError(f"--out: the name has {len(name)} bytes, more than {MAX_NAME_BYTES}")
         if not name or self._given.endswith("/") or os.path.isdir(self.prefix):
             raise ConfigError(
                 f"--out {self.prefix}: is a directory; expected the path of a corpus in one"
@@ -329,7 +329,9 @@ class Output:
             if found is not None and found.made_from == origin.made_from:
                 return " (its files are damaged, or some are missing)"
             if found is not None:
-                pairs = [(name, getattr(found, name), getattr(origin, name)) for name in COMPARED]
+                pairs = [
+                    (name, getattr(found, name), getattr(origin, name)) for name in COMPARED_FIELDS
+                ]
                 pairs += [
                     (name, found.options.get(name), origin.options.get(name))
                     for name in {*found.options, *origin.options} - RESULTS

@@ -15,8 +15,8 @@ from distcache.ingest.inputs import Input
 from distcache.ingest.readers.formats import FORMATS
 from distcache.ranks.partition import balance
 
-SMALLEST: Final = 1 << 20  # bytes; ten to five hundred milliseconds of work for a tokenizer
-ROUND: Final = 4 << 20  # bytes for each rank: ranks that meet take time from their workers
+MIN_PIECE_BYTES: Final = 1 << 20  # bytes; ten to five hundred milliseconds of work for a tokenizer
+ROUND_BYTES: Final = 4 << 20  # bytes for each rank: ranks that meet take time from their workers
 MAX_PIECES: Final = 1 << 16  # pieces of an ingest, roughly; facts about each are kept
 
 
@@ -35,7 +35,7 @@ class InputPiece(msgspec.Struct, frozen=True):
 
 def piece_bytes(inputs: Sequence[Input]) -> int:
     """Return the size of pieces: small enough to balance, large enough to be few."""
-    return max(SMALLEST, sum(entry.size for entry in inputs) // MAX_PIECES)
+    return max(MIN_PIECE_BYTES, sum(entry.size for entry in inputs) // MAX_PIECES)
 
 
 def make_pieces(inputs: Sequence[Input], step: int, *, lines: bool) -> list[InputPiece]:
@@ -119,7 +119,7 @@ def make_rounds(nbytes: Sequence[int], first: int, ranks: int) -> list[range]:
     begin, gathered = first, 0
     for piece, size in enumerate(nbytes, first):
         gathered += size
-        if piece + 1 - begin >= ranks and gathered >= ranks * ROUND:
+        if piece + 1 - begin >= ranks and gathered >= ranks * ROUND_BYTES:
             rounds.append(range(begin, piece + 1))
             begin, gathered = piece + 1, 0
     end = first + len(nbytes)

@@ -28,10 +28,10 @@ from distcache.storage.files import digest_range
 from distcache.storage.journal import Journal
 from distcache.storage.watchdog import tick
 
-AHEAD: Final = 32 << 20  # bytes of inputs of finished pieces that wait in memory for their round
-SPOOLED: Final = 4 << 30  # bytes of tokens, and of their inputs, that wait in a file
+WAITING_BYTES: Final = 32 << 20  # bytes of inputs of finished pieces, until their round
+SPOOLED_BYTES: Final = 4 << 30  # bytes of tokens, and of their inputs, that wait in a file
 NOTE_EVERY: Final = 20.0  # seconds between two messages about a piece
-MOST_AHEAD: Final = 8  # pieces that may wait in memory, however small
+MAX_WAITING: Final = 8  # pieces that may wait in memory, however small
 
 
 def run_rounds(
@@ -217,8 +217,8 @@ class Workers:
 
     def _has_room(self) -> bool:
         if self._spool is not None:
-            return self._ahead + self._spool.size < SPOOLED
-        return self._ahead < AHEAD and len(self._going) < self._threads + MOST_AHEAD
+            return self._ahead + self._spool.size < SPOOLED_BYTES
+        return self._ahead < WAITING_BYTES and len(self._going) < self._threads + MAX_WAITING
 
     def _read(self, number: int) -> DocumentBuffer:
         work, stopped = self._work, self._stop.is_set
@@ -231,7 +231,7 @@ class Workers:
         work.reader.read(entry, piece, buffer, stopped)
         tick()
         with self._lock:
-            if self._held + buffer.held > AHEAD:
+            if self._held + buffer.held > WAITING_BYTES:
                 buffer.spill()
             self._held += buffer.held
         return buffer

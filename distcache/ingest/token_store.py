@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.ingest.document_buffer import BLOCK, DocumentBuffer, digest_of
+from distcache.ingest.document_buffer import BLOCK_BYTES, DocumentBuffer, digest_of
 from distcache.ingest.output import Output
 from distcache.ingest.pieces import PieceRecord, Segment
 from distcache.storage.files import read_range
@@ -18,7 +18,7 @@ from distcache.storage.unfinished_file import UnfinishedFile
 TOKENS: Final = "bin"
 LENGTHS: Final = "lengths"
 COUNTS: Final = "counts"
-MOST_OPEN: Final = 24  # open files; there may be thousands of corpora
+MAX_OPEN_FILES: Final = 24  # open files; there may be thousands of corpora
 
 
 class TokenStore:
@@ -43,7 +43,7 @@ class TokenStore:
         key = shard, name
         file = self._open.pop(key, None)
         if file is None:
-            if len(self._open) >= MOST_OPEN:
+            if len(self._open) >= MAX_OPEN_FILES:
                 self._settle(next(iter(self._open)))
             file = UnfinishedFile(self.output.part(shard, name), make=True)
         self._open[key] = file  # most recently used last
@@ -128,7 +128,7 @@ class TokenStore:
     def _tokens(self, segments: list[Segment]) -> Iterator[NDArray[np.uint8]]:
         """Yield the tokens' bytes; the buffer is reused."""
         item = self.dtype.itemsize
-        room = np.empty(BLOCK, np.uint8)
+        room = np.empty(BLOCK_BYTES, np.uint8)
         for segment in segments:
             at = segment.first.tokens * item
             end = at + segment.size.tokens * item

@@ -12,7 +12,7 @@ from distcache.errors import ConfigError, DistcacheError
 from distcache.storage.timeouts import limits
 
 # Variables of a job of Slurm around this process: its commands would take them for options.
-AROUND: Final = re.compile(r"SLURM_(?!CONF$|CLUSTERS$|JWT$)\w*")
+JOB_VARIABLES: Final = re.compile(r"SLURM_(?!CONF$|CLUSTERS$|JWT$)\w*")
 
 
 def call(words: Sequence[str], text: str = "", hidden: Collection[str] = ()) -> str:
@@ -47,7 +47,7 @@ def run_command(
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in hidden and not AROUND.fullmatch(name)
+        if name not in hidden and not JOB_VARIABLES.fullmatch(name)
     }
     try:
         return subprocess.run(

@@ -36,14 +36,14 @@ MAY_BE_REQUEUED: Final = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
 CLOCK: Final = re.compile(r"\[ *[\d.]+ s\] ")  # of our lines; the follower has its own
 OUR_PREFIX: Final = "distcache: "
 SLURM_PREFIXES: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
-MOST_LINES: Final = 20
+MAX_LINES: Final = 20
 LAST_WORDS: Final = 5  # lines
 EXITED: Final = re.compile(r"Exited with exit code (\d+)")
 MAX_READ_BYTES: Final = 1 << 20  # bytes of one read of a log
 
 
 # Reasons of a pending job that do not pass by waiting (Slurm, slurm_reason_string).
-NEVER: Final = re.compile(
+NEVER_STARTED: Final = re.compile(
     r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|PartitionInactive|BadConstraints|"
     r"AccountNotAllowed|QOSNotAllowed|InvalidAccount|InvalidQOS|AssocMax\w*PerJob\w*|"
     r"AssocMaxWallDurationPerJobLimit|QOSMax\w*PerJob\w*|QOSMaxWallDurationPerJobLimit|"
@@ -168,7 +168,7 @@ def follow(job: SlurmJob[Any], log: Path, tell: Callable[[str], None]) -> str:
             reason = _reason(job.job_id) if watcher.state == "PENDING" else ""
             tell(f"pre-job {job.job_id}: {watcher.state.lower()} {reason}".rstrip())
             told, told_at = watcher.state, now
-            if NEVER.fullmatch(reason):
+            if NEVER_STARTED.fullmatch(reason):
                 raise ConfigError(
                     f"pre-job {job.job_id}: can never start ({reason}): it asks for more than the "
                     "partition or the account may give; change --nodes, --ntasks-per-node, "
@@ -204,7 +204,7 @@ def failure(job: str, log: Path, state: str) -> DistcacheError:
     lines = list(dict.fromkeys(_last_start(log)))  # each once
     ours = [line.removeprefix(OUR_PREFIX) for line in lines if line.startswith(OUR_PREFIX)]
     slurms = [line for line in lines if line.startswith(SLURM_PREFIXES)]
-    said = (ours or [*_last_words(lines), *slurms])[-MOST_LINES:]
+    said = (ours or [*_last_words(lines), *slurms])[-MAX_LINES:]
     # A rank that is killed has another exit code than the one that failed.
     codes = [int(found[1]) for line in slurms if (found := EXITED.search(line)) is not None]
     known = {kind.exit_code for kind in DistcacheError.__subclasses__()} - {1}

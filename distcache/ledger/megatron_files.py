@@ -29,9 +29,9 @@ from distcache.plan.sizes import sequence_range
 from distcache.storage.files import read_file
 from distcache.storage.threads import decodable
 
-END: Final = "-description.txt"
+DESCRIPTION_SUFFIX: Final = "-description.txt"
 MAX_DESCRIPTION_BYTES: Final = 64 << 20
-BLEND: Final = "BlendedDataset"
+BLEND_CLASS: Final = "BlendedDataset"
 CHUNK_BOUNDARIES: Final = 1 << 20
 Share = tuple[float, float] | None
 
@@ -121,7 +121,9 @@ class MegatronFiles(Cache):
     @property
     def splits(self) -> list[str]:
         """The splits that it has files of; `of_split` reads another one."""
-        return [split for split in SPLITS if any(self._directory.glob(f"*-{split}{END}"))]
+        return [
+            split for split in SPLITS if any(self._directory.glob(f"*-{split}{DESCRIPTION_SUFFIX}"))
+        ]
 
     def of_split(self, split: str) -> MegatronFiles:
         """Return the same of another split."""
@@ -198,7 +200,9 @@ class MegatronFiles(Cache):
 
 def is_stem(path: Path) -> bool:
     """Return whether a path is the start of the names of Megatron's files."""
-    return not path.exists() and any(path.parent.glob(f"{glob.escape(path.name)}*{END}"))
+    return not path.exists() and any(
+        path.parent.glob(f"{glob.escape(path.name)}*{DESCRIPTION_SUFFIX}")
+    )
 
 
 def _find(path: Path, split: str) -> tuple[Path, _Description]:
@@ -206,8 +210,8 @@ def _find(path: Path, split: str) -> tuple[Path, _Description]:
     is_directory = path.is_dir()
     parent = path if is_directory else path.parent
     known = {
-        parent / found.name.removesuffix(END): _description(found)
-        for found in sorted(parent.glob(f"*-{split}{END}"))
+        parent / found.name.removesuffix(DESCRIPTION_SUFFIX): _description(found)
+        for found in sorted(parent.glob(f"*-{split}{DESCRIPTION_SUFFIX}"))
         if is_directory or found.name.startswith(path.name)
     }
     parts = {stem for one in known.values() if one.is_blend for stem in one.stems}
@@ -226,7 +230,7 @@ def _description(path: Path) -> _Description:
     """Read a description, which has all fields that are needed."""
     try:
         found = json.loads(read_file(path, MAX_DESCRIPTION_BYTES))
-        is_blend = found["class"] == BLEND
+        is_blend = found["class"] == BLEND_CLASS
         raw = found["datasets"] if is_blend else [found]
         datasets = msgspec.convert(raw, list[_Dataset])
         weights = msgspec.convert(found.get("weights"), list[float] | None)

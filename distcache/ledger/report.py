@@ -25,9 +25,9 @@ from distcache.ledger.report_warnings import warnings_of
 from distcache.ledger.trace import Trace
 from distcache.storage.threads import map_in_threads
 
-WINDOWS: Final = 200
-MOST_WINDOWS: Final = 2000  # that a page can show
-MOST_STEPS: Final = 1 << 24  # whose sums fit in memory
+DEFAULT_WINDOWS: Final = 200
+MAX_WINDOWS: Final = 2000  # that a page can show
+MAX_STEPS: Final = 1 << 24  # whose sums fit in memory
 FOLLOWED: Final = 1 << 14  # documents of a corpus whose visits are followed, roughly
 CLASSES: Final = 20  # of distances, up to two passes
 
@@ -125,13 +125,13 @@ def _total(split: Trace, samples: int | None) -> int:
 def _window(total: int, window: int | None, batch: int | None) -> int:
     """Return the samples of a window: whole steps, if there are any."""
     step = 1 if batch is None else batch
-    if not 0 < step <= total or (batch is not None and total // step > MOST_STEPS):
+    if not 0 < step <= total or (batch is not None and total // step > MAX_STEPS):
         raise ConfigError(
-            f"steps of {step} samples: expected from 1 to {total}, and at most {MOST_STEPS:,} steps"
+            f"steps of {step} samples: expected from 1 to {total}, and at most {MAX_STEPS:,} steps"
         )
-    window = -(-(window or -(-total // WINDOWS)) // step) * step
-    if -(-total // window) > MOST_WINDOWS:
-        raise ConfigError(f"a window of {window} samples gives more than {MOST_WINDOWS} windows")
+    window = -(-(window or -(-total // DEFAULT_WINDOWS)) // step) * step
+    if -(-total // window) > MAX_WINDOWS:
+        raise ConfigError(f"a window of {window} samples gives more than {MAX_WINDOWS} windows")
     return window
 
 

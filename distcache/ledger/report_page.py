@@ -10,7 +10,7 @@ from distcache.extras import needing
 from distcache.ledger.report_document import LENGTHS, VISITS, CorpusReport, Report
 from distcache.storage.units import counted
 
-MOST_LINES: Final = 20  # corpora that a figure tells apart; the others are one
+MAX_LINES: Final = 20  # corpora that a figure tells apart; the others are one
 PALETTE: Final = (
     "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d",
     "#ff9da6", "#79706e", "#83bcb6", "#d67195", "#439894", "#d8b5a5", "#88d27a", "#fcbfd2",
@@ -167,7 +167,7 @@ def _percent(share: float | None) -> str:
 
 def _figures(report: Report, names: Sequence[str]) -> Iterator[Figure]:
     """Yield the figures, each with its title and a note."""
-    largest = sorted(range(len(names)), key=lambda n: -report.corpora[n].share)[:MOST_LINES]
+    largest = sorted(range(len(names)), key=lambda n: -report.corpora[n].share)[:MAX_LINES]
     chosen = sorted(largest)
     colour = {number: PALETTE[place % len(PALETTE)] for place, number in enumerate(chosen)}
     yield _shares(report, names, chosen, colour)

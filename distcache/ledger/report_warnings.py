@@ -8,15 +8,15 @@ from typing import Final
 from distcache.ledger.report_document import Report, ReportWarning
 
 MANY_PASSES: Final = 4.0  # more are said to be worth little (Muennighoff et al. 2023)
-OFF_WEIGHT: Final = 0.01  # difference of a share from its weight
-UNEVEN: Final = 0.05  # difference of a share in a window from that of all
+WEIGHT_DIFFERENCE: Final = 0.01  # difference of a share from its weight
+WINDOW_DIFFERENCE: Final = 0.05  # difference of a share in a window from that of all
 SAMPLES_OF_CHANCE: Final = 3  # samples by which windows differ anyway
 HEAVY_STEP: Final = 3.0  # times the median
 MUCH_PADDING: Final = 0.05
 IN_ORDER: Final = 0.5  # correlation from which samples, or lengths, are in order
-CLOSE: Final = 0.25  # of a pass, within which a repeat is close
-NEVER: Final = 0.01  # share of tokens
-OFF_CENTRE: Final = 0.1  # of the mean place of documents
+CLOSE_REPEAT: Final = 0.25  # of a pass, within which a repeat is close
+UNSEEN_SHARE: Final = 0.01  # share of tokens
+CENTRE_DIFFERENCE: Final = 0.1  # of the mean place of documents
 LONG_RUN: Final = 100  # samples of one corpus, though it is less than half of all
 
 
@@ -62,7 +62,7 @@ def _of_weights(report: Report) -> Iterator[ReportWarning]:
             )
         elif (
             one.weight is not None
-            and abs(one.share - one.weight) > OFF_WEIGHT
+            and abs(one.share - one.weight) > WEIGHT_DIFFERENCE
             and report.phases == 1
         ):
             yield ReportWarning(
@@ -72,7 +72,7 @@ def _of_weights(report: Report) -> Iterator[ReportWarning]:
                 number,
             )
         never = (one.tokens_never or 0) / max(one.tokens, 1)
-        if one.passes >= 1 and never > NEVER:
+        if one.passes >= 1 and never > UNSEEN_SHARE:
             yield ReportWarning(
                 "never seen",
                 f"{one.corpus} is seen {one.passes:.2f} times, though {never:.1%} of its tokens "
@@ -104,7 +104,7 @@ def _of_order(report: Report) -> Iterator[ReportWarning]:
                 "lengths than training; shuffle the sources before they are ingested",
                 number,
             )
-        if one.place_of_never is not None and abs(one.place_of_never - 0.5) > OFF_CENTRE:
+        if one.place_of_never is not None and abs(one.place_of_never - 0.5) > CENTRE_DIFFERENCE:
             where = "end" if one.place_of_never > 0.5 else "beginning"
             yield ReportWarning(
                 "part never seen",
@@ -113,7 +113,7 @@ def _of_order(report: Report) -> Iterator[ReportWarning]:
                 number,
             )
     windows = report.windows
-    differs = windows.difference > max(UNEVEN, SAMPLES_OF_CHANCE / windows.samples)
+    differs = windows.difference > max(WINDOW_DIFFERENCE, SAMPLES_OF_CHANCE / windows.samples)
     if windows.count > 1 and differs and report.phases == 1:
         one = report.corpora[windows.difference_corpus]
         begin = windows.difference_window * windows.samples
@@ -136,7 +136,7 @@ def _of_order(report: Report) -> Iterator[ReportWarning]:
             run.longest_corpus,
         )
     for repeats in report.repeats or ():
-        if repeats.quartiles[1] < CLOSE * repeats.pass_samples:
+        if repeats.quartiles[1] < CLOSE_REPEAT * repeats.pass_samples:
             yield ReportWarning(
                 "close repeats",
                 f"{report.corpora[repeats.corpus].corpus}: half of the repeats come within "

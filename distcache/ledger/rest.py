@@ -92,8 +92,8 @@ def write_view(
 
 BLOCK_POSITIONS = 1 << 22  # positions
 EVAL_SPLITS = ("valid", "test")
-MOST_VISITS = 65_535
-TOO_OFTEN = f"tokens were inputs more than {MOST_VISITS} times, which is more than is counted"
+MAX_VISITS = 65_535
+TOO_OFTEN = f"tokens were inputs more than {MAX_VISITS} times, which is more than is counted"
 
 
 class Trained(NamedTuple):
@@ -264,7 +264,7 @@ def _visited(split: Trace, samples: int, sampling: Sampling) -> list[NDArray[np.
         views = split.cache.arrays("sections", row)
         if "sample_index" not in views:
             raise ConfigError(f"{split.cache.path}: consists of rows, which views cannot be of")
-        if int(of_samples.max(initial=0)) > MOST_VISITS:
+        if int(of_samples.max(initial=0)) > MAX_VISITS:
             raise ConfigError(f"{split.cache.path}: {TOO_OFTEN}")
         rows = np.zeros(views["sample_index"].shape[0] - 1, np.uint16)
         shuffle = split.cache.read(views["shuffle_index"])[: len(of_samples)]

@@ -21,7 +21,7 @@ from distcache.megatron.sampling import Cyclic, FullValidation, Order, Sequentia
 from distcache.megatron.training_log import LoggedJob, logged_value
 from distcache.megatron.training_options import Training, require_counts
 
-MOST_STEPS = 1 << 28
+MAX_STEPS = 1 << 28
 Kind = Literal["single", "cyclic", "sharded", "full"]
 
 
@@ -176,8 +176,8 @@ def training_steps(training: Training, count: int, skipped: Sequence[int] = ()) 
     ConfigError
         If an option is missing, or Megatron would refuse it.
     """
-    if count > MOST_STEPS:
-        raise ConfigError(f"{count:,} steps are more than the {MOST_STEPS:,} that are counted")
+    if count > MAX_STEPS:
+        raise ConfigError(f"{count:,} steps are more than the {MAX_STEPS:,} that are counted")
     sizes = batch_sizes(training, count)
     numbers = np.arange(1, count + 1, dtype=np.int64)
     return Steps.of(numbers, np.cumsum(sizes), sizes, skipped)
@@ -306,9 +306,9 @@ def _steps_of_job(job: LoggedJob, begin: int, consumed: int | None, notes: list[
     """Return the iterations of a job, with those between the lines of its log."""
     options = run_of_log(job)
     lines = np.array(job.iterations, np.int64)
-    if int(lines[-1, 0]) - begin > MOST_STEPS:
+    if int(lines[-1, 0]) - begin > MAX_STEPS:
         raise ConfigError(
-            f"{job.path}: has iterations {begin} to {lines[-1, 0]}, more than the {MOST_STEPS:,} "
+            f"{job.path}: has iterations {begin} to {lines[-1, 0]}, more than the {MAX_STEPS:,} "
             "of a job that are read"
         )
     first = int(lines[0, 1] - (lines[0, 0] - begin) * lines[0, 2])

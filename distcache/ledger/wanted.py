@@ -18,7 +18,7 @@ from distcache.storage.files import read_file
 NUMBERS: Final = re.compile(r"\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*")
 MAX_WANTED_BYTES: Final = 1 << 30  # bytes of a file of what is searched for
 EXPECTED: Final = "CORPUS:NUMBERS or SOURCE:NUMBERS, with numbers as 12,40-59, all or FILE.npy"
-MAX_SAMPLES: Final = 1 << 27  # numbers of a range
+MAX_NUMBERS: Final = 1 << 27  # numbers of a range
 
 
 def wanted_sequences(
@@ -112,9 +112,9 @@ def _numbers(word: str, text: str) -> NDArray[np.int64] | None:
     for part in text.split(","):
         first, _, last = part.partition("-")
         begin, end = int(first), int(last or first) + 1
-        if not 0 < end - begin <= MAX_SAMPLES:
+        if not 0 < end - begin <= MAX_NUMBERS:
             raise ConfigError(
-                f"--find {word}: {part}: expected at most {MAX_SAMPLES} numbers, in order"
+                f"--find {word}: {part}: expected at most {MAX_NUMBERS} numbers, in order"
             )
         found.append(np.arange(begin, end, dtype=np.int64))
     return np.concatenate(found)

@@ -15,7 +15,7 @@ from distcache.errors import ConfigError
 from distcache.megatron.training_options import Training, require_counts
 
 FACTORS: Final = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-LONGEST_RAMP: Final = 100_000_000  # batches
+MAX_RAMP_BATCHES: Final = 100_000_000  # batches
 
 
 def global_batch_size(training: Training) -> int:

@@ -32,9 +32,9 @@ OTHER_SCRIPTS: Final = re.compile(
     r"(?:pretrain|train|finetune)_(?:bert|t5|ict|biencoder|realm|retro|vision|vlm|llava|mimo)\w*\.py"
 )
 SHELLS: Final = ("sh", "bash", "zsh", "dash", "ksh")
-END: Final = "\0"  # marks the end of a command
+COMMAND_END: Final = "\0"  # marks the end of a command
 # A part of a shell's text: quoted, escaped, a comment, the end of a command, or any other.
-PART: Final = re.compile(
+WORD_PART: Final = re.compile(
     r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?P<comment>(?<![^\s;&|])#[^\n]*)"""
     r"""|(?P<end>&&|\|\||\|&?|;|(?<!>)&(?!>))|[^'"\\#;&|]+|.""",
     re.DOTALL,
@@ -45,8 +45,8 @@ OPTION: Final = re.compile(r"-+[A-Za-z_]")  # negative numbers are values
 SIMILARITY: Final = (
     0.9,
     0.95,
-)  # similarity of misspelt names: of short ones, and from `LONG` letters
-LONG: Final = 16
+)  # similarity of misspelt names: of short ones, and from `LONG_OPTION` letters
+LONG_OPTION: Final = 16
 
 
 class _Parser(argparse.ArgumentParser):
@@ -229,7 +229,7 @@ def _misspelt(name: str, known: Iterable[str]) -> str | None:
             dashed == other
             or (same_length and (differing == 1 or sorted(dashed) == sorted(other)))
             or difflib.SequenceMatcher(None, dashed, other).ratio()
-            >= SIMILARITY[len(dashed) >= LONG]
+            >= SIMILARITY[len(dashed) >= LONG_OPTION]
         ):
             return other
     return None
@@ -314,24 +314,24 @@ def _without_comments(text: str) -> str:
     """Return what a shell reads: without comments, with continued lines joined.
 
     A comment begins a word, and its line is not continued. The end of a command becomes the word
-    `END`.
+    `COMMAND_END`.
     """
 
     def plain(match: re.Match[str]) -> str:
         if match["comment"]:
             return ""
         if match["end"]:
-            return f" {END} "
+            return f" {COMMAND_END} "
         return match[0] if match[0][0] == "'" else match[0].replace("\\\n", "")
 
-    return PART.sub(plain, text)
+    return WORD_PART.sub(plain, text)
 
 
 def _command_of(words: Sequence[str]) -> list[str]:
     """Return the words of the command that trains, without what a shell does with its output."""
     commands: list[list[str]] = [[]]
     for word in words:
-        if word == END:
+        if word == COMMAND_END:
             commands.append([])
         else:
             commands[-1].append(word)

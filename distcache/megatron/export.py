@@ -56,7 +56,7 @@ from distcache.storage.threads import decodable
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import tick
 
-PIECE: Final = 8 << 20  # bytes that are written at a time
+PIECE_BYTES: Final = 8 << 20  # bytes that are written at a time
 RECORD: Final = "distcache.json"
 MAX_RECORD_BYTES: Final = 1 << 30  # bytes of a record of an export
 
@@ -360,8 +360,8 @@ def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     with atomic_write(path) as stream:
         np.lib.format.write_array_header_1_0(stream, header)
-        for begin in range(0, content.size, PIECE):
-            stream.write(content[begin : begin + PIECE].data)
+        for begin in range(0, content.size, PIECE_BYTES):
+            stream.write(content[begin : begin + PIECE_BYTES].data)
             tick()
         cache.require_intact()
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from distcache.errors import ConfigError
 from distcache.megatron.batch_sizes import (
-    LONGEST_RAMP,
+    MAX_RAMP_BATCHES,
     batch_size_steps,
     global_batch_size,
     ramp_of,
@@ -112,8 +112,8 @@ def _iterations(training: Training, batch: int) -> int:
     if ramp is None:
         return total // batch
     last = min(ramp.samples, total)
-    if last // ramp.start > LONGEST_RAMP:
-        raise ConfigError(f"--rampup-batch-size: more than {LONGEST_RAMP:,} batches")
+    if last // ramp.start > MAX_RAMP_BATCHES:
+        raise ConfigError(f"--rampup-batch-size: more than {MAX_RAMP_BATCHES:,} batches")
     consumed = iterations = 0
     while consumed <= last:
         consumed += ramp.size_at(consumed)

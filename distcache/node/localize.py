@@ -48,7 +48,7 @@ from distcache.storage.space import space_at
 from distcache.storage.url import is_url, located
 
 Result = TypeVar("Result")
-MOST_NAMED: Final = 3  # nodes that a note names
+MAX_NAMED: Final = 3  # nodes that a note names
 
 # Exit codes of errors of one node; all others concern files that all nodes share.
 LEFT_TO_THE_NODE: Final = (DistcacheError.exit_code, NoSpace.exit_code)
@@ -218,7 +218,7 @@ def _find_readers(
     blind = [node for sees, node in seen if not sees]
     if readers and blind:
         progress.note(
-            f"{len(blind)} of {agents.size} nodes ({', '.join(blind[:MOST_NAMED])}) do not see "
+            f"{len(blind)} of {agents.size} nodes ({', '.join(blind[:MAX_NAMED])}) do not see "
             f"{source}; the others read it for them"
         )
     return readers or tuple(range(agents.size))

@@ -25,7 +25,7 @@ from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
 CACHE: Final = 0  # the first file is the cache, those of the corpora follow
-UNIT: Final = 64 << 20  # bytes of a `.bin` that are copied and digested together
+UNIT_BYTES: Final = 64 << 20  # bytes of a `.bin` that are copied and digested together
 
 
 class ShardSource(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class File(msgspec.Struct, frozen=True):
 
 
 def digests_path(tokens: Path) -> Path:
-    """Return where the digests of a copied `.bin` are: u64 for each `UNIT`, 0 if not copied yet."""
+    """Return where the digests of a copied `.bin` are: u64 for each unit, 0 if not copied yet."""
     return tokens.with_name(f"{tokens.name}.xxh3")
 
 
@@ -275,7 +275,10 @@ def _tokens_file(corpus: Described, local: LocalCorpus, found: CorpusStat, final
 
 def copy_blocks(size: int, file: int) -> list[Block]:
     """Return the blocks of a `.bin` that is copied."""
-    return [Block(file, begin, min(begin + UNIT, size), "") for begin in range(0, size, UNIT)]
+    return [
+        Block(file, begin, min(begin + UNIT_BYTES, size), "")
+        for begin in range(0, size, UNIT_BYTES)
+    ]
 
 
 def shard_blocks(contents: Contents, source: int, file: int) -> list[Block]:

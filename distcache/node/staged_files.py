@@ -21,7 +21,7 @@ from distcache.cache.format import HEADER_SIZE, LEAF_SIZE
 from distcache.corpus.mds.codecs import MemorySource, unpack
 from distcache.corpus.mds.stored_shard import StoredShard, raw_pieces
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
-from distcache.node.manifest import CACHE, UNIT, Block, File, Manifest, ShardSource, origin_of
+from distcache.node.manifest import CACHE, UNIT_BYTES, Block, File, Manifest, ShardSource, origin_of
 from distcache.node.records import Ready
 from distcache.storage.files import (
     FileVersion,
@@ -36,7 +36,7 @@ from distcache.storage.files import (
     sync_file,
     write_range,
 )
-from distcache.storage.place import PIECE, open_place, pieces_of
+from distcache.storage.place import PIECE_BYTES, open_place, pieces_of
 from distcache.storage.space import reserve
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
@@ -221,7 +221,7 @@ def recorded_digest(digests: Path, block: Block) -> str:
     """Return the digest of a block, or the one that a file of digests has; empty if none."""
     if block.digest:
         return block.digest
-    place = DIGEST.itemsize * (block.begin // UNIT)
+    place = DIGEST.itemsize * (block.begin // UNIT_BYTES)
     try:
         with closing_fd(open_regular(digests, follow=False)) as descriptor:
             recorded = read_range(descriptor, place, place + DIGEST.itemsize)
@@ -251,7 +251,7 @@ def read_shared(
     ObjectChanged
         If the object is of another version.
     """
-    size = PIECE if is_url(path) else LEAF_SIZE
+    size = PIECE_BYTES if is_url(path) else LEAF_SIZE
     with contextlib.ExitStack() as stack:
         try:
             place = stack.enter_context(open_place(path, version))
@@ -390,7 +390,7 @@ class StagedFiles:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with no_space_as_error(path), closing_fd(os.open(path, flags, 0o600)) as descriptor:
             number = np.array([int(digest, 16)], DIGEST)
-            write_range(descriptor, DIGEST.itemsize * (block.begin // UNIT), number)
+            write_range(descriptor, DIGEST.itemsize * (block.begin // UNIT_BYTES), number)
         return True
 
     def unpack(

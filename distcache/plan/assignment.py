@@ -25,7 +25,7 @@ PER_ITEM: Final = 5e-5  # planning a section or a blend, its places and its row 
 INDEX_READS: Final = 2  # an index is digested, and checked
 # What Slurm is asked for leaves room: other machines, a busy filesystem, the page cache.
 TIME_MARGIN: Final = 4.0
-LEAST_MINUTES: Final = 10
+MIN_MINUTES: Final = 10
 MEMORY_MARGIN: Final = 1.25
 NODE_MEMORY: Final = 512 << 20
 
@@ -204,6 +204,6 @@ def estimate(plan: Plan, layout: Layout, work: Assignment, ranks_per_node: int) 
     return Estimate(
         seconds=seconds,
         memory=memory,
-        minutes=max(math.ceil(TIME_MARGIN * seconds / 60), LEAST_MINUTES),
+        minutes=max(math.ceil(TIME_MARGIN * seconds / 60), MIN_MINUTES),
         memory_gib=math.ceil((MEMORY_MARGIN * memory * ranks_per_node + NODE_MEMORY) / 2**30),
     )

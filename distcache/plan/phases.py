@@ -20,7 +20,7 @@ from distcache.kernels import Blender
 from distcache.plan.config import Phase
 from distcache.plan.sizes import normalize
 
-MOST_SAMPLES: Final = 1 << 33  # a plan goes through all of them
+MAX_SAMPLES: Final = 1 << 33  # a plan goes through all of them
 
 
 class BlendPhase(msgspec.Struct, frozen=True):
@@ -55,8 +55,8 @@ def phase_problems(phases: Sequence[Phase], corpora: int, sequence_length: int) 
         samples = phase.samples_of(sequence_length)
         if samples is None:
             problems.append(f"{where}: give samples, or tokens, or steps with batch_size")
-        elif samples > MOST_SAMPLES:
-            problems.append(f"{where}: {samples} samples, expected at most {MOST_SAMPLES}")
+        elif samples > MAX_SAMPLES:
+            problems.append(f"{where}: {samples} samples, expected at most {MAX_SAMPLES}")
         if len(phase.weights) != corpora:
             problems.append(f"{where}.weights: {len(phase.weights)} for {corpora} corpora")
         elif not 0 < math.fsum(phase.weights) < math.inf:

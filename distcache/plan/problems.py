@@ -19,11 +19,11 @@ from distcache.plan.phase_facts import phase_warnings
 from distcache.plan.sizes import normalize, split_matrix
 from distcache.storage.url import is_url
 
-MOST_CORPORA: Final = 32_766
+MAX_CORPORA: Final = 32_766
 MANY_PASSES: Final = 1000
-LONGEST_ROW: Final = 1 << 26  # tokens of a packed sample
-MOST_NAMED: Final = 3
-FIRST: Final = 4096  # sequences that are examined before all of them
+MAX_SAMPLE_TOKENS: Final = 1 << 26  # tokens of a packed sample
+MAX_NAMED: Final = 3
+EXAMINED_FIRST: Final = 4096  # sequences that are examined before all of them
 
 
 def corpus_problems(corpus: Corpus, config: Config) -> list[str]:
@@ -61,10 +61,10 @@ def packing_problems(config: Config) -> list[str]:
             "$.add_extra_token: false, expected true for order: packed: without it the last token "
             "of a row that a document fills has no label"
         )
-    if config.sequence_length > LONGEST_ROW:
+    if config.sequence_length > MAX_SAMPLE_TOKENS:
         found.append(
-            f"$.sequence_length: {config.sequence_length}, expected at most {LONGEST_ROW} for "
-            "order: packed"
+            f"$.sequence_length: {config.sequence_length}, expected at most "
+            f"{MAX_SAMPLE_TOKENS} for order: packed"
         )
     return found
 
@@ -114,9 +114,9 @@ def own_samples_problems(config: Config, split: str, sources: tuple[BlendEntry, 
 
 
 def _too_many(where: str, sources: tuple[BlendEntry, ...]) -> list[str]:
-    if len(sources) <= MOST_CORPORA:
+    if len(sources) <= MAX_CORPORA:
         return []
-    return [f"{where}{len(sources)} corpora in a blend, expected at most {MOST_CORPORA}"]
+    return [f"{where}{len(sources)} corpora in a blend, expected at most {MAX_CORPORA}"]
 
 
 def request_problem(
@@ -248,9 +248,9 @@ def _never_drawn(plan: Plan) -> list[str]:
         counts = zip(sources, _likely(blend), strict=True)
         idle = [plan.sources[source].prefix for source, count in counts if not count]
         if idle:
-            more = f" and {len(idle) - MOST_NAMED} more" if len(idle) > MOST_NAMED else ""
+            more = f" and {len(idle) - MAX_NAMED} more" if len(idle) > MAX_NAMED else ""
             found.append(
-                f"{blend.split}: {', '.join(idle[:MOST_NAMED])}{more} will most likely give no "
+                f"{blend.split}: {', '.join(idle[:MAX_NAMED])}{more} will most likely give no "
                 f"sample of {blend.size:,}: the weights are too small"
             )
     return found
@@ -318,4 +318,4 @@ def _all_have(source: CorpusFacts, length: int) -> bool:
     if is_url(source.prefix):  # its index was here for the plan only
         return False
     lengths = open_idx(source.prefix).lengths
-    return bool((lengths[:FIRST] == length).all() and (lengths == length).all())
+    return bool((lengths[:EXAMINED_FIRST] == length).all() and (lengths == length).all())

@@ -12,7 +12,7 @@ from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.mds.shard_table import read_table
 from distcache.option import Option
 from distcache.plan.model import Plan, SectionPlan
-from distcache.storage.place import PIECE
+from distcache.storage.place import PIECE_BYTES
 from distcache.storage.units import counted, parse_positive_size
 from distcache.storage.url import is_url
 
@@ -182,7 +182,7 @@ def _totals(plan: Plan, remote: Set[int]) -> _Totals:
 def _ways(plan: Plan, remote: Set[int], totals: _Totals, options: BucketOptions) -> list[WayNeeds]:
     nodes, sizes = options.training_nodes, [plan.sources[source].bin_size for source in remote]
     on_each = sum(sizes)
-    whole = nodes * sum(-(-size // PIECE) for size in sizes)
+    whole = nodes * sum(-(-size // PIECE_BYTES) for size in sizes)
 
     def way(name: Way, requests: float, nbytes: float, node_disk: int) -> WayNeeds:
         fits = options.node_disk is None or node_disk <= options.node_disk

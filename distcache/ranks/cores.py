@@ -11,12 +11,12 @@ from typing import Final
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.job_environment import node_name
 
-MOST_THREADS: Final = 8  # each thread of a build may hold a section of its own
+MAX_THREADS: Final = 8  # each thread of a build may hold a section of its own
 CGROUPS: Final = Path("/sys/fs/cgroup")
 MEMBERSHIP: Final = Path("/proc/self/cgroup")
 
 
-def share_of_cores(communicator: Communicator, most: int = MOST_THREADS) -> int:
+def share_of_cores(communicator: Communicator, most: int = MAX_THREADS) -> int:
     """Return the smallest share that any rank has of the cores it may use. Collective.
 
     The same on all ranks, from 1 to `most`. Ranks share the cores to which both are bound.
@@ -29,7 +29,7 @@ def share_of_cores(communicator: Communicator, most: int = MOST_THREADS) -> int:
     return min(threads_of(usable, ranks, most) for (_, _, usable), ranks in sharing.items())
 
 
-def threads_of(cores: int, ranks: int, most: int = MOST_THREADS) -> int:
+def threads_of(cores: int, ranks: int, most: int = MAX_THREADS) -> int:
     """Return the threads of each of several ranks that share cores, from 1 to `most`."""
     return max(min(cores // ranks, most), 1)
 

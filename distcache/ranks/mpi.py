@@ -20,10 +20,10 @@ from mpi4py import MPI  # noqa: E402
 
 Value = TypeVar("Value")
 
-PIECE: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
+PIECE_BYTES: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
 SHORTEST_SLEEP: Final = 2e-5
 TRANSIT_SLEEP: Final = 2e-4  # while arrays are in transit between nodes
-LONGEST_SLEEP: Final = 1e-3  # uses little of a core, and hardly delays a step
+MAX_SLEEP: Final = 1e-3  # uses little of a core, and hardly delays a step
 
 
 class MpiCommunicator:
@@ -132,7 +132,7 @@ class MpiCommunicator:
         while not request.Test():
             if time.monotonic() > end:
                 return False
-            time.sleep(LONGEST_SLEEP)
+            time.sleep(MAX_SLEEP)
         return True
 
     def abort(self, exit_code: int) -> NoReturn:
@@ -145,7 +145,7 @@ class MpiCommunicator:
         MPI.Finalize()
 
     def _wait(
-        self, requests: list[MPI.Request], what: str, longest_sleep: float = LONGEST_SLEEP
+        self, requests: list[MPI.Request], what: str, longest_sleep: float = MAX_SLEEP
     ) -> None:
         begin, longest = time.monotonic(), limits().collective
         pause = min(SHORTEST_SLEEP, longest_sleep)
@@ -162,7 +162,7 @@ class MpiCommunicator:
         self.waited += time.monotonic() - begin
 
 
-def _pieces(data: NDArray[Any], size: int = PIECE) -> list[NDArray[np.uint8]]:
+def _pieces(data: NDArray[Any], size: int = PIECE_BYTES) -> list[NDArray[np.uint8]]:
     assert data.flags.c_contiguous, "a copy would be sent, or filled"
     flat = data.reshape(-1).view(np.uint8)
     return [flat[begin : begin + size] for begin in range(0, flat.size, size)]

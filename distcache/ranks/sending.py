@@ -24,7 +24,7 @@ from distcache.storage.files import FileVersion, version_of
 from distcache.storage.journal import Journal, read_journal
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import (
-    PIECE,
+    PIECE_BYTES,
     bucket_of,
     exists,
     open_place,
@@ -177,8 +177,8 @@ class Sender:
 
         def send_own(own: Sequence[FileToSend]) -> list[int]:
             known = self._earlier()
-            large = [file for file in own if file.size > PIECE]
-            small = [file for file in own if file.size <= PIECE]
+            large = [file for file in own if file.size > PIECE_BYTES]
+            small = [file for file in own if file.size <= PIECE_BYTES]
             with self._open_journal() as append, listed(file.url for file in own):
 
                 def send(file: FileToSend) -> int:
@@ -267,6 +267,6 @@ def digest_of_place(path: str, version: FileVersion, begin: int = 0, end: int = 
     """
     digest = xxhash.xxh3_128()
     with open_place(path, version) as place:
-        for piece in pieces_of(place, begin, version.size if end < 0 else end, PIECE):
+        for piece in pieces_of(place, begin, version.size if end < 0 else end, PIECE_BYTES):
             digest.update(piece.data)
     return digest.hexdigest()

@@ -41,7 +41,7 @@ from distcache.storage.faults import (
 from distcache.storage.files import FileVersion
 from distcache.storage.msc import profile_access
 from distcache.storage.pace import Pace, Window
-from distcache.storage.place import PIECE
+from distcache.storage.place import PIECE_BYTES
 from distcache.storage.timeouts import limits
 from distcache.storage.url import Address, address_of
 from distcache.storage.watchdog import tick
@@ -49,13 +49,13 @@ from distcache.storage.watchdog import tick
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
 FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the last
-LONGEST_PAUSE: Final = 10.0
+MAX_PAUSE: Final = 10.0
 CREDENTIAL_RETRY: Final = timedelta(
     seconds=10
 )  # until credentials that cannot be read are read again
 WARN_AFTER: Final = 10.0  # seconds without an answer, after which it is said
 WARN_EVERY: Final = 60.0  # seconds until it is said again
-MOST_PARTS: Final = 9_000  # of a multipart upload; stores allow 10,000
+MAX_PARTS: Final = 9_000  # of a multipart upload; stores allow 10,000
 Result = TypeVar("Result")
 
 _buckets: dict[tuple[str, str], Bucket] = {}
@@ -180,7 +180,7 @@ class Bucket:
         return _version_of(self._try(url, look))
 
     def read(self, url: str, begin: int, end: int, version: FileVersion) -> memoryview:
-        """Return bytes [begin, end) of an object, at most `PIECE`, of one version.
+        """Return bytes [begin, end) of an object, at most `PIECE_BYTES`, of one version.
 
         Raises
         ------
@@ -300,7 +300,7 @@ class Bucket:
             If it cannot be written.
         """
         key = self._key(url)
-        part = max(PIECE, -(-path.stat().st_size // MOST_PARTS))
+        part = max(PIECE_BYTES, -(-path.stat().st_size // MAX_PARTS))
         self._try(url, lambda store: obstore.put(store, key, path, chunk_size=part))
 
     def remove(self, url: str) -> None:
@@ -366,7 +366,7 @@ class Bucket:
                 self._client(again=True)  # whose credentials are read again
             self.retries += 1
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE)
 
     def _classify(self, error: Exception, url: str, begin: float) -> AccessDenied | None:
         """Raise an error of ours, unless another attempt may succeed.
@@ -426,7 +426,7 @@ class ObjectPlace:
         self.version = version
 
     def read_into(self, out: NDArray[np.uint8], begin: int) -> None:
-        """Fill an array, by requests of at most `PIECE` bytes, one after the other.
+        """Fill an array, by requests of at most `PIECE_BYTES` bytes, one after the other.
 
         Raises
         ------
@@ -441,8 +441,8 @@ class ObjectPlace:
                 f"it has {self.version.size} bytes, expected {begin + out.size}",
                 number=errno.ENODATA,
             )
-        for first in range(0, out.size, PIECE):
-            last = min(first + PIECE, out.size)
+        for first in range(0, out.size, PIECE_BYTES):
+            last = min(first + PIECE_BYTES, out.size)
             data = self._bucket.read(self._url, begin + first, begin + last, self.version)
             out[first:last] = np.frombuffer(data, np.uint8)
 

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-FIRST: Final = 32
-LEAST: Final = 4
+FIRST_LIMIT: Final = 32
+MIN_LIMIT: Final = 4
 MAX_WINDOW: Final = 128
 _background: ContextVar[bool] = ContextVar("background", default=False)
-LONGEST_WAIT: Final = 60.0  # seconds, which threads count with; longer ones are in parts
-QUIET: Final = 1.0  # seconds: requests that were sent together are slowed down once
+MAX_WAIT: Final = 60.0  # seconds, which threads count with; longer ones are in parts
+QUIET_SECONDS: Final = 1.0  # seconds: requests that were sent together are slowed down once
 
 
 @contextmanager
@@ -37,7 +37,7 @@ class Window:
     """
 
     def __init__(
-        self, first: float = FIRST, least: float = LEAST, most: float = MAX_WINDOW
+        self, first: float = FIRST_LIMIT, least: float = MIN_LIMIT, most: float = MAX_WINDOW
     ) -> None:
         self.size = self._first = first
         self._least = least
@@ -51,8 +51,8 @@ class Window:
         self.size = min(self.size + 1 / self.size, self._most)
 
     def slow_down(self, now: float) -> None:
-        """Halve, at most once in `QUIET` seconds."""
-        if now - self._slowed >= QUIET and self.size >= self._least:
+        """Halve, at most once in `QUIET_SECONDS` seconds."""
+        if now - self._slowed >= QUIET_SECONDS and self.size >= self._least:
             self.size = max(self.size / 2, self._least)
             self._slowed = now
 
@@ -103,7 +103,7 @@ class Pace:
                 if left <= 0:
                     self._urgent -= urgent
                     raise TimeoutError
-                (self._first if urgent else self._changed).wait(min(left, LONGEST_WAIT))
+                (self._first if urgent else self._changed).wait(min(left, MAX_WAIT))
             self._urgent -= urgent
             self._going += 1
             self._let_in()  # what has grown, or the last that came first

@@ -20,9 +20,9 @@ from distcache.storage.watchdog import tick
 if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket
 
-OBJECTS: Final = 16  # that are asked for at a time
-GAP: Final = 512  # bytes between two ranges that cost less than a request
-PIECE: Final = 8 << 20  # bytes of an object that are requested at a time
+STAT_REQUESTS: Final = 16  # that are asked for at a time
+GAP_BYTES: Final = 512  # bytes between two ranges that cost less than a request
+PIECE_BYTES: Final = 8 << 20  # bytes of an object that are requested at a time
 
 
 class Place(Protocol):
@@ -173,7 +173,7 @@ def pieces_of(place: Place, begin: int, end: int, size: int) -> Iterator[NDArray
 
 def threads_for(paths: Iterable[str], threads: int) -> int:
     """Return how many places are asked at a time: more if any is an object, which takes longer."""
-    return max(threads, OBJECTS) if any(map(is_url, paths)) else threads
+    return max(threads, STAT_REQUESTS) if any(map(is_url, paths)) else threads
 
 
 def read_place(path: str, begin: int, end: int, version: FileVersion | None = None) -> bytes:

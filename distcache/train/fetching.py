@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.node.ahead.client import FetchClient
-from distcache.node.ahead.protocol import MOST_DESCRIPTORS, Source
+from distcache.node.ahead.protocol import MAX_DESCRIPTORS, Source
 from distcache.train.token_places import Located
 
-MOST_ENDED: Final = 256  # readings
+MAX_ENDED_READINGS: Final = 256  # readings
 Reading = tuple[int, int]
 """A stream, and the number of a reading that was announced in it."""
 
@@ -82,8 +82,8 @@ class Fetching:
     def _open(self, client: FetchClient, found: FetchedRanges) -> Iterator[Mapping[Source, int]]:
         files: dict[Source, int] = {}
         try:
-            for first in range(0, len(found.sources), MOST_DESCRIPTORS):
-                sources = found.sources[first : first + MOST_DESCRIPTORS]
+            for first in range(0, len(found.sources), MAX_DESCRIPTORS):
+                sources = found.sources[first : first + MAX_DESCRIPTORS]
                 owner = found.ranges[:, 0]
                 own = found.ranges[(owner >= first) & (owner < first + len(sources))]
                 files |= client.read(sources, own - (first, 0, 0), self._take_ended())
@@ -95,7 +95,7 @@ class Fetching:
     def end(self, readings: Iterable[Reading | None]) -> None:
         """Tell the fetcher that readings are over; with what is asked next, or when many are."""
         self._ended += [reading for reading in readings if reading is not None]
-        if self._client is not None and len(self._ended) >= MOST_ENDED:
+        if self._client is not None and len(self._ended) >= MAX_ENDED_READINGS:
             self._client.read([], np.empty((0, 3), np.int64), self._take_ended())
 
     def _take_ended(self) -> list[Reading]:

@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.node.ahead.client import FETCHER_ATTEMPTS, FetchClient
-from distcache.node.ahead.protocol import WHOLE, Source, default_budget
+from distcache.node.ahead.protocol import MAX_WHOLE_BYTES, Source, default_budget
 from distcache.storage.units import parse_size
 from distcache.train.dataset import CachedDataset
 from distcache.train.rows import RowDataset
@@ -43,9 +43,9 @@ class AnnouncedIndex(int):
 
 
 Batch = Sequence[int | None]
-STEP: Final = 512  # samples of a message
-SAMPLES: Final = 65_536  # of a rank, that are announced ahead at most
-RANGES: Final = 200_000  # of a rank, that are announced ahead at most: each takes some memory
+MESSAGE_SAMPLES: Final = 512  # samples of a message
+MAX_SAMPLES: Final = 65_536  # of a rank, that are announced ahead at most
+MAX_RANGES: Final = 200_000  # of a rank, that are announced ahead at most: each takes some memory
 
 
 class ReadAhead(Sampler[Any]):
@@ -179,7 +179,9 @@ class _Announced:
 
     def fill(self, source: Iterator[Batch]) -> None:
         """Announce further batches, as long as there is room for as many as a message has."""
-        step = STEP if self._most is None else max(min(STEP, self._most // 8), 1)
+        step = (
+            MESSAGE_SAMPLES if self._most is None else max(min(MESSAGE_SAMPLES, self._most // 8), 1)
+        )
         while not (self._batches and self._is_full(step)):
             more: list[Batch] = []
             count = 0
@@ -198,8 +200,8 @@ class _Announced:
     def _is_full(self, step: int) -> bool:
         return (
             (self._most is not None and self._samples + step > self._most)
-            or self._samples >= SAMPLES
-            or self._ranges >= RANGES
+            or self._samples >= MAX_SAMPLES
+            or self._ranges >= MAX_RANGES
             or self._nbytes >= self._budget
         )
 
@@ -265,7 +267,7 @@ def small_sources(sources: Iterable[Source], budget: int) -> frozenset[Source]:
     found, left = set(), budget // 4
     for source in sorted(sources, key=lambda source: source.version.size):
         left -= source.version.size
-        if left < 0 or source.version.size > WHOLE:
+        if left < 0 or source.version.size > MAX_WHOLE_BYTES:
             break
         found.add(source)
     return frozenset(found)

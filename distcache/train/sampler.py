@@ -62,8 +62,8 @@ def _is_torchs_own() -> bool:
 DEALERS: Final = ("BatchSamplerShard", "DataLoaderDispatcher")
 ORDERS: Final = ("sequential", "cyclic")
 VERSION: Final = 1
-MOST_SAMPLES: Final = 1 << 62
-MOST_EPOCHS: Final = 1 << 31  # a seed of 32 bits counts them, some twice
+MAX_SAMPLES: Final = 1 << 62
+MAX_EPOCHS: Final = 1 << 31  # a seed of 32 bits counts them, some twice
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -92,7 +92,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def _beyond_limits(consumed: int, epoch: int) -> list[str]:
     """Return a problem if numbers of samples, or of the epoch, exceed what is counted with."""
-    if max(consumed, epoch) < MOST_SAMPLES and consumed // epoch < MOST_EPOCHS:
+    if max(consumed, epoch) < MAX_SAMPLES and consumed // epoch < MAX_EPOCHS:
         return []
     return [f"{consumed} samples of epochs of {epoch} are more than can be counted"]
 

@@ -14,7 +14,7 @@ from distcache.cache.split_members import SplitMembers, dataset_count
 from distcache.storage.units import size_text
 from distcache.train.open_files import OpenFiles
 
-MOST_LINES: Final = 40  # of a summary
+MAX_LINES: Final = 40  # of a summary
 COLUMNS: Final = ("split", "corpus", "weight", "passes", "samples", "sequences", "tokens")
 
 
@@ -66,7 +66,7 @@ class Summary(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         wide = max(map(len, self.facts))
         lines = [self.title, *(f"{name:{wide}}  {text}" for name, text in self.facts.items()), ""]
-        rows = [COLUMNS, *map(_cells, self.corpora[:MOST_LINES])]
+        rows = [COLUMNS, *map(_cells, self.corpora[:MAX_LINES])]
         widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
         for row in rows:
             cells = [
@@ -86,7 +86,7 @@ class Summary(msgspec.Struct, frozen=True):
         head = "".join(f"<th>{name}</th>" for name in COLUMNS)
         rows = "".join(
             f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _cells(use))}</tr>"
-            for use in self.corpora[:MOST_LINES]
+            for use in self.corpora[:MAX_LINES]
         )
         more = "".join(f"<p>{line}</p>" for line in _more(self.corpora))
         return (
@@ -96,7 +96,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def _more(corpora: Sequence[CorpusUse]) -> list[str]:
-    left = len(corpora) - MOST_LINES
+    left = len(corpora) - MAX_LINES
     return [f"and {left:,} more: cache.corpora has all"] if left > 0 else []
 
 

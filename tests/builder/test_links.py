@@ -15,7 +15,7 @@ from distcache.ranks.communicator import SerialCommunicator
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 50, 4000])
 def test_it_is_the_shuffle_of_numpy(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the shuffle of NumPy in pieces of any size, and the generator continues behind it."""
-    monkeypatch.setattr(links, "PIECE", 700)
+    monkeypatch.setattr(links, "PIECE_STEPS", 700)
     generator, numpy = Mt19937(11), np.random.RandomState(11)
     expected = np.arange(size, dtype=np.uint32)
     numpy.shuffle(expected)

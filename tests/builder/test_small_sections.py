@@ -70,7 +70,7 @@ def test_runs(finished: set[int], reused: set[int], orders: list[str], large: bo
 
 def test_many_are_cut_into_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The indices of a run are mapped at the same time, which a process can do so often only."""
-    monkeypatch.setattr(work, "MOST_TOGETHER", 4)
+    monkeypatch.setattr(work, "MAX_MAPPED_SECTIONS", 4)
     job = job_of(set(), set(), ["megatron"] * SECTIONS)
     (unit,) = job.layout.units
     found: list[Any] = list(runs_of(job, unit))

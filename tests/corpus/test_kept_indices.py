@@ -38,7 +38,7 @@ def test_only_within_blocks(facts: list[CorpusFacts]) -> None:
 
 def test_their_number_is_bounded(facts: list[CorpusFacts], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ones are kept while there is room, and large ones are not kept at all."""
-    monkeypatch.setattr(corpus, "MOST_KEPT", 2)
+    monkeypatch.setattr(corpus, "MAX_OPEN_INDICES", 2)
     with keeping_indices():
         first, second, third = map(open_examined, facts)
         assert open_examined(facts[0]) is first
@@ -96,7 +96,7 @@ def test_threads_are_for_files_that_take_long(
     facts: list[CorpusFacts], wait: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several open files only where the first ones took long; others would wait for each other."""
-    monkeypatch.setattr(examine, "PROBED", 1)
+    monkeypatch.setattr(examine, "PROBED_CORPORA", 1)
     monkeypatch.setattr(examine, "WORTH_WAITING", wait)
     used: list[int] = []
 

@@ -138,7 +138,7 @@ def test_no_file_is_trusted(content: bytes) -> None:
 
 def test_ranges_of_several_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their findings are sent, of a running sum and of a permutation, whose .bin is a link."""
-    monkeypatch.setattr("distcache.corpus.examine.RANGE", 8)
+    monkeypatch.setattr("distcache.corpus.examine.TASK_SEQUENCES", 8)
     lengths = np.arange(400) % 7
     plain, moved = (write_lengths(tmp_path / name, lengths) for name in ("plain", "moved"))
     order = np.random.default_rng(1).permutation(400)

@@ -142,7 +142,7 @@ def test_the_tokens_of_mds_shards(
     ranks: int, codec: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compressed or not, they become a corpus of their own, whatever the number of ranks."""
-    monkeypatch.setattr("distcache.edit.copy_corpora.STRIPE", 64)
+    monkeypatch.setattr("distcache.edit.copy_corpora.STRIPE_BYTES", 64)
     index(write_tokens(tmp_path / "data", codec=codec), tmp_path / "c")
 
     def make(communicator: Communicator) -> None:

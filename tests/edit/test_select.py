@@ -192,8 +192,8 @@ def test_the_number_of_ranks_changes_no_byte(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The number of ranks changes no byte of a view, nor of what is made of it."""
-    monkeypatch.setattr("distcache.edit.select.PIECE", 100)
-    monkeypatch.setattr("distcache.edit.copy_corpora.STRIPE", 64)
+    monkeypatch.setattr("distcache.edit.select.PIECE_DOCUMENTS", 100)
+    monkeypatch.setattr("distcache.edit.copy_corpora.STRIPE_BYTES", 64)
     parent = write_lengths(tmp_path / "all", LENGTHS["second"])
 
     def make(communicator: Communicator) -> None:
@@ -245,7 +245,7 @@ def test_a_range_that_goes_on_outside_is_unsound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although its own offsets are a running sum: that the corpus is a view, another range says."""
-    monkeypatch.setattr(examining, "RANGE", 8)
+    monkeypatch.setattr(examining, "TASK_SEQUENCES", 8)
     parent = write_lengths(tmp_path / "all", np.full(40, 10, np.int32))
     idx = open_idx(parent)
     content = bytearray(Path(f"{parent}.idx").read_bytes())

@@ -101,8 +101,8 @@ def prepare_ingest() -> None:
     from distcache.ingest import pieces  # noqa: PLC0415
     from distcache.ingest.token_store import TokenStore  # noqa: PLC0415
 
-    pieces.SMALLEST = 20_000  # type: ignore[misc]
-    pieces.ROUND = 1  # type: ignore[misc]
+    pieces.MIN_PIECE_BYTES = 20_000  # type: ignore[misc]
+    pieces.ROUND_BYTES = 1  # type: ignore[misc]
     TokenStore.write = partialmethod(put, original=TokenStore.write)  # type: ignore[assignment]
 
 

@@ -39,7 +39,7 @@ def remove(name: str, place: int, original: Any = directory._remove) -> None:
 
 directory._remove = remove
 directory._rename_to_free = rename
-pieces.SMALLEST = 20_000  # type: ignore[misc]
-pieces.ROUND = 1  # type: ignore[misc]
+pieces.MIN_PIECE_BYTES = 20_000  # type: ignore[misc]
+pieces.ROUND_BYTES = 1  # type: ignore[misc]
 sys.argv = ["distcache", *sys.argv[4:]]
 main()

@@ -50,7 +50,7 @@ def test_a_line_of_a_gigabyte(
     tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is refused without being held in memory, and skipped in one look."""
-    monkeypatch.setattr("distcache.ingest.pieces.SMALLEST", 64 << 20)
+    monkeypatch.setattr("distcache.ingest.pieces.MIN_PIECE_BYTES", 64 << 20)
     path = tmp_path / "a.jsonl"
     with open(path, "wb") as stream:
         stream.write(GOOD + b'{"text": "')

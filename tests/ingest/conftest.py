@@ -28,5 +28,5 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut small inputs into many pieces."""
-    monkeypatch.setattr("distcache.ingest.pieces.SMALLEST", 20_000)
-    monkeypatch.setattr("distcache.ingest.pieces.ROUND", 40_000)
+    monkeypatch.setattr("distcache.ingest.pieces.MIN_PIECE_BYTES", 20_000)
+    monkeypatch.setattr("distcache.ingest.pieces.ROUND_BYTES", 40_000)

@@ -14,8 +14,8 @@ from distcache.ingest.document_buffer import DocumentBuffer, Memory, PieceFacts,
 
 def test_pieces_that_wait_share_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many they are; each has its own documents, and the file is empty in the end."""
-    monkeypatch.setattr(document_buffer, "BLOCK", 8192)
-    monkeypatch.setattr(document_buffer, "SPOOL", 20_000)
+    monkeypatch.setattr(document_buffer, "BLOCK_BYTES", 8192)
+    monkeypatch.setattr(document_buffer, "SPOOL_BYTES", 20_000)
     rng = np.random.default_rng(1)
     memory, spool = Memory(), Spool(tmp_path)
     before = len(os.listdir("/proc/self/fd"))

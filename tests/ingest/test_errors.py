@@ -221,7 +221,7 @@ def test_rows_without_text(tokenizers: Path, tmp_path: Path) -> None:
 
 def test_many_wrong_rows(tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are all counted; the receipt lists the first of them."""
-    monkeypatch.setattr("distcache.ingest.pieces.SMALLEST", 1 << 20)
+    monkeypatch.setattr("distcache.ingest.pieces.MIN_PIECE_BYTES", 1 << 20)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"x\n" * 5000 + GOOD)
     outcome = run([path], tokenizers, tmp_path / "out", on_error="skip")

@@ -260,7 +260,7 @@ def test_large_texts_are_encoded_one_at_a_time(
     """By all threads of a rank together: each takes a hundred times its size."""
     options = TokenizerOptions(str(tokenizers / "tokenizer.json"))
     reader = TextReader(make_tokenizer(find_tokenizer(options), options), TextOptions())
-    monkeypatch.setattr("distcache.ingest.readers.text.LARGE", 4)
+    monkeypatch.setattr("distcache.ingest.readers.text.LARGE_TEXT", 4)
     held: list[bool] = []
 
     class Lock:

@@ -115,7 +115,7 @@ def test_any_number_of_ranks_makes_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of text and of token shards: corpora and receipts, and what is merged of them."""
-    monkeypatch.setattr(pieces, "SMALLEST", 5_000)
+    monkeypatch.setattr(pieces, "MIN_PIECE_BYTES", 5_000)
     text = str(write_jsonl(tmp_path / "a.jsonl", documents))
     shard = str(write_shard(tmp_path / "a.parquet", ROWS, groups=5))
     chosen = TokenizerOptions(str(tokenizers))

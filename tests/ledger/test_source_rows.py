@@ -152,7 +152,7 @@ def test_rows_after_a_damaged_row_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows that cannot be read are counted, in the piece of the row group and after it."""
-    monkeypatch.setattr(pieces, "SMALLEST", smallest)
+    monkeypatch.setattr(pieces, "MIN_PIECE_BYTES", smallest)
     texts = [f"<{n}>" + "ab " * 40 for n in range(400)]
     path = tmp_path / "a.parquet"
     table = pa.table({"text": pa.array(texts, pa.string())})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import distcache
-from distcache.storage.place import GAP
+from distcache.storage.place import GAP_BYTES
 from tests.peers.options import flags_in
 from tests.support.buckets import put_cache
 from tests.support.caches import build_here
@@ -121,9 +121,9 @@ def test_it_reads_the_bucket(reader: str, cache: Path, server: ScriptedS3, tmp_p
     fetched = server.bytes_of(".bin")
     size = sum(len(data) for name, data in server.objects.items() if name.endswith(".bin"))
     if reader == "ours":  # each part of each sample, once
-        # Parts that workers wait for at the same time, at most `GAP` apart, are one request.
+        # Parts that workers wait for at the same time, at most `GAP_BYTES` apart, are one request.
         parts = (400 + RANKS) * 33 * 2
-        assert fetched <= parts + 8 * GAP
+        assert fetched <= parts + 8 * GAP_BYTES
     else:
         assert fetched >= 2 * size
 

@@ -129,7 +129,7 @@ def test_a_store_that_ignores_the_condition(server: ScriptedS3) -> None:
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that is sent in three parts."""
-    monkeypatch.setattr(bucket, "PIECE", 100_000)
+    monkeypatch.setattr(bucket, "PIECE_BYTES", 100_000)
     path = tmp_path / "large"
     path.write_bytes(CONTENT)
     return path

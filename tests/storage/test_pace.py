@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.storage.pace import QUIET, Pace, Window, in_background
+from distcache.storage.pace import QUIET_SECONDS, Pace, Window, in_background
 from tests.support.waiting import wait_until
 
 
@@ -29,9 +29,9 @@ def test_requests_that_were_sent_together() -> None:
     """Requests that were sent together are slowed down once."""
     window = Window(64)
     window.slow_down(10.0)
-    window.slow_down(10.0 + QUIET / 2)
+    window.slow_down(10.0 + QUIET_SECONDS / 2)
     assert window.size == 32
-    window.slow_down(10.0 + QUIET)
+    window.slow_down(10.0 + QUIET_SECONDS)
     assert window.size == 16
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from distcache.errors import ObjectChanged
-from distcache.storage.place import PIECE, exists, open_place, read_place, version_at
+from distcache.storage.place import PIECE_BYTES, exists, open_place, read_place, version_at
 from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.scripted_s3 import ScriptedS3
 
-CONTENT = bytes(np.random.default_rng(4).integers(0, 256, PIECE + 12_345, dtype=np.uint8))
+CONTENT = bytes(np.random.default_rng(4).integers(0, 256, PIECE_BYTES + 12_345, dtype=np.uint8))
 Write = Callable[[bytes], str]
 
 
@@ -41,7 +41,7 @@ class Contract:
     def test_ranges_are_exact(self, path: str) -> None:
         """Ranges are exact at the begin, at the end, over several requests, and of no byte."""
         size = len(CONTENT)
-        for begin, end in ((0, 1), (0, size), (7, PIECE + 8), (size - 3, size), (9, 9)):
+        for begin, end in ((0, 1), (0, size), (7, PIECE_BYTES + 8), (size - 3, size), (9, 9)):
             assert read_place(path, begin, end) == CONTENT[begin:end]
 
     def test_any_range(self, path: str) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.node.ahead.protocol import MOST_DESCRIPTORS, Source
+from distcache.node.ahead.protocol import MAX_DESCRIPTORS, Source
 from distcache.storage.files import FileVersion, read_range, write_range
-from distcache.train.fetching import MOST_ENDED, FetchedRanges, Fetching, no_ranges
+from distcache.train.fetching import MAX_ENDED_READINGS, FetchedRanges, Fetching, no_ranges
 
 SIZE = 100
 
@@ -67,7 +67,7 @@ def read(fetching: Fetching, found: FetchedRanges) -> list[bytes]:
 
 def test_more_sources_than_a_message_has_room_for(fetching: Fetching, client: Client) -> None:
     """They are asked for in several messages."""
-    sources = [shard(number) for number in range(2 * MOST_DESCRIPTORS + 1)]
+    sources = [shard(number) for number in range(2 * MAX_DESCRIPTORS + 1)]
     assert read(fetching, ranges_of(*sources)) == [bytes(range(10, 15))] * len(sources)
     assert client.copied == [source.path for source in sources]
 
@@ -97,5 +97,5 @@ def test_readings_that_are_over(fetching: Fetching, client: Client) -> None:
     assert client.ended == []
     read(fetching, ranges_of(shard(2)))
     assert client.ended == [(7, 0)]
-    fetching.end([(7, number) for number in range(1, MOST_ENDED + 1)])
-    assert len(client.ended) == MOST_ENDED + 1
+    fetching.end([(7, number) for number in range(1, MAX_ENDED_READINGS + 1)])
+    assert len(client.ended) == MAX_ENDED_READINGS + 1

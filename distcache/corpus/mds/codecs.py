@@ -17,8 +17,8 @@ from distcache.storage.watchdog import tick
 
 Buffer = bytes | memoryview
 
-PIECE: Final = 256 << 10  # bytes that are unpacked at a time: they stay in a core's cache
-READ: Final = 1 << 20
+PIECE_BYTES: Final = 256 << 10  # bytes that are unpacked at a time: they stay in a core's cache
+READ_BYTES: Final = 1 << 20
 READ_AHEAD: Final = 128 << 10  # of zstandard
 WHOLE: Final = ("br", "snappy")  # are unpacked as a whole
 # Names of the errors of zlib, bz2, zstandard and cramjam; the last two need not be installed.
@@ -67,7 +67,7 @@ class FileSource:
         self,
         descriptor: int,
         size: int,
-        step: int = READ,
+        step: int = READ_BYTES,
         seen: Callable[[bytes], object] | None = None,
     ) -> None:
         self._seen = seen
@@ -96,7 +96,7 @@ class MemorySource:
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next bytes, perhaps fewer than asked for; none at the end."""
-        end = self._at + (READ if size < 0 else min(size, READ))
+        end = self._at + (READ_BYTES if size < 0 else min(size, READ_BYTES))
         data = bytes(self._data[self._at : end])
         self._at += len(data)
         return data
@@ -159,23 +159,23 @@ def _zstd(source: _Source) -> Iterator[Buffer]:
     with decoder.stream_reader(
         cast(IO[bytes], source), read_size=READ_AHEAD, closefd=False
     ) as reader:
-        while piece := reader.read(PIECE):
+        while piece := reader.read(PIECE_BYTES):
             yield piece
 
 
 def _gzip(source: _Source) -> Iterator[Buffer]:
     decoder = zlib.decompressobj(wbits=31)
     while True:
-        data = decoder.unconsumed_tail or source.read(READ)
-        piece = decoder.decompress(data, PIECE)
+        data = decoder.unconsumed_tail or source.read(READ_BYTES)
+        piece = decoder.decompress(data, PIECE_BYTES)
         if piece:
             yield piece
         if decoder.eof:  # members follow one another
-            rest = decoder.unused_data.lstrip(b"\0") or source.read(READ).lstrip(b"\0")
+            rest = decoder.unused_data.lstrip(b"\0") or source.read(READ_BYTES).lstrip(b"\0")
             if not rest:
                 return
             decoder = zlib.decompressobj(wbits=31)
-            if piece := decoder.decompress(rest, PIECE):
+            if piece := decoder.decompress(rest, PIECE_BYTES):
                 yield piece
         elif not (data or piece):
             raise ValueError("the stream has no end")
@@ -185,14 +185,14 @@ def _bzip2(source: _Source) -> Iterator[Buffer]:
     decoder = bz2.BZ2Decompressor()
     rest = b""
     while True:
-        data = (rest or source.read(READ)) if decoder.needs_input else b""
+        data = (rest or source.read(READ_BYTES)) if decoder.needs_input else b""
         rest = b""
         if decoder.needs_input and not data:
             raise ValueError("the stream has no end")
-        if piece := decoder.decompress(data, PIECE):
+        if piece := decoder.decompress(data, PIECE_BYTES):
             yield piece
         if decoder.eof:  # streams follow one another
-            rest = decoder.unused_data or source.read(READ)
+            rest = decoder.unused_data or source.read(READ_BYTES)
             if not rest:
                 return
             decoder = bz2.BZ2Decompressor()
@@ -202,7 +202,7 @@ def _whole(codec: str, source: _Source, size: int) -> Iterator[Buffer]:
     import cramjam  # noqa: PLC0415
 
     data = bytearray()
-    while piece := source.read(READ):
+    while piece := source.read(READ_BYTES):
         data += piece
     if codec == "snappy" and cramjam.snappy.decompress_raw_len(data) != size:
         raise ValueError("its length is not the one that the index says")

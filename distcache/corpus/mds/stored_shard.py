@@ -21,9 +21,9 @@ from distcache.storage.files import closing_fd, open_sized, read_range
 from distcache.storage.threads import decodable
 from distcache.storage.watchdog import tick
 
-PIECE: Final = 1 << 20  # bytes; malloc would map larger ones again each time
+PIECE_BYTES: Final = 1 << 20  # bytes; malloc would map larger ones again each time
 XXHASHES: Final = frozenset({"xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"})
-MOST_COLUMNS: Final = 1 << 20  # bytes of the JSON of a header that are read
+MAX_COLUMNS_BYTES: Final = 1 << 20  # bytes of the JSON of a header that are read
 
 
 class StoredShard(msgspec.Struct, frozen=True):
@@ -86,8 +86,8 @@ def raw_pieces(
     """
     with _opened(stored) as descriptor:
         if not stored.codec:
-            for begin in range(0, stored.size, PIECE):
-                data = read_range(descriptor, begin, min(begin + PIECE, stored.size))
+            for begin in range(0, stored.size, PIECE_BYTES):
+                data = read_range(descriptor, begin, min(begin + PIECE_BYTES, stored.size))
                 tick()
                 yield np.frombuffer(data, np.uint8)
             return
@@ -187,7 +187,7 @@ def _read_into(stored: StoredShard, room: NDArray[np.uint8]) -> Iterator[NDArray
     with _opened(stored) as descriptor:
         done = 0
         while done < stored.size:
-            count = os.preadv(descriptor, [room[done : done + PIECE].data], done)
+            count = os.preadv(descriptor, [room[done : done + PIECE_BYTES].data], done)
             if not count:
                 raise EOFError
             tick()
@@ -289,7 +289,7 @@ def _offset_problem(offsets: NDArray[np.int64], json_begin: int, size: int) -> s
         return f"its offsets decrease after sample {falls[0]}"
     if offsets[-1] != size:
         return f"its samples end at byte {offsets[-1]}, the index says {size}"
-    if offsets[0] < json_begin or offsets[0] - json_begin > MOST_COLUMNS:
+    if offsets[0] < json_begin or offsets[0] - json_begin > MAX_COLUMNS_BYTES:
         return (
             f"its first sample begins at byte {offsets[0]}, expected {json_begin} and the columns"
         )

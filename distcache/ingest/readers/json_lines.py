@@ -22,10 +22,10 @@ from distcache.ingest.readers.input_rows import (
     too_long,
 )
 
-LONGEST_LINE: Final = 1 << 30  # bytes of a line of ids
+MAX_LINE_BYTES: Final = 1 << 30  # bytes of a line of ids
 BATCH_IDS: Final = 1 << 19
 BATCH_LINES: Final = 1 << 12
-MOST_FIELDS: Final = 10  # names in an error message
+MAX_FIELDS: Final = 10  # names in an error message
 JSON_LINES: Final = "expected JSON lines: an object on every line"
 JSON_KINDS: Final = {
     type(None): "null",
@@ -52,7 +52,7 @@ def json_id_rows(
     some: list[InputRow] = []
     lines = size = 0
     decode = ids_decoder(options.column)
-    for row in line_rows(entry, piece, LONGEST_LINE, f"more than {LONGEST_LINE}", decode):
+    for row in line_rows(entry, piece, MAX_LINE_BYTES, f"more than {MAX_LINE_BYTES}", decode):
         if row.reason is None:
             lines += 1
             some += [row] if row.value is not None else []
@@ -107,7 +107,7 @@ def _decode_leniently(content: str, key: str, error: Exception) -> Any:
     if not isinstance(document, dict):
         raise ValueError(f"expected an object with a field {key!r}; {JSON_LINES}") from error
     if key not in document:
-        names = ", ".join(map(repr, list(document)[:MOST_FIELDS])) or "none"
+        names = ", ".join(map(repr, list(document)[:MAX_FIELDS])) or "none"
         raise ValueError(
             f"expected an object with a field {key!r}; its fields are {names}: name one with "
             "--text-key"

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from distcache.storage.files import closing_fd, open_regular
 
-BLOCK = 1 << 20  # bytes of a read
+READ_BYTES = 1 << 20  # bytes of a read
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 PYTHON: Final[dict[str | None, Any]] = {
     "bz2": bz2.BZ2Decompressor,
@@ -79,7 +79,7 @@ def _decompressed(path: str, compression: str | None) -> Iterator[bytes]:
     ones.
     """
     position = 0
-    for size in (BLOCK, 4096, 1):
+    for size in (READ_BYTES, 4096, 1):
         try:
             for block in _blocks_from(path, compression, position, size):
                 position += len(block)
@@ -103,7 +103,7 @@ def _blocks_from(path: str, compression: str | None, begin: int, size: int) -> I
 
             stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
         try:
-            while begin and (skipped := stream.read(min(begin, BLOCK))):
+            while begin and (skipped := stream.read(min(begin, READ_BYTES))):
                 begin -= len(skipped)
             while block := stream.read(size):
                 yield block
@@ -156,10 +156,10 @@ class _Streams:
 
     def _next(self) -> bytes:
         """Return what comes next, after padding; nothing at the end of the file."""
-        content = self._left or self._file.read(BLOCK)
+        content = self._left or self._file.read(READ_BYTES)
         padded = self._stream is None and self._ended and self._make is PYTHON["xz"]
         while padded and content and not (content := content.lstrip(b"\0")):
-            content = self._file.read(BLOCK)
+            content = self._file.read(READ_BYTES)
         self._left = b""
         return content
 
@@ -168,7 +168,7 @@ def _line_start(descriptor: int, begin: int, end: int) -> int:
     """Return the position of the first line that begins in [begin, end), else `end`."""
     position = begin - 1
     while 0 <= position < end - 1:
-        block = os.pread(descriptor, min(BLOCK, end - 1 - position), position)
+        block = os.pread(descriptor, min(READ_BYTES, end - 1 - position), position)
         if not block:
             return end
         found = block.find(b"\n")
@@ -179,7 +179,7 @@ def _line_start(descriptor: int, begin: int, end: int) -> int:
 
 
 def _blocks(descriptor: int, position: int) -> Iterator[bytes]:
-    while block := os.pread(descriptor, BLOCK, position):
+    while block := os.pread(descriptor, READ_BYTES, position):
         yield block
         position += len(block)
 

@@ -23,9 +23,9 @@ from distcache.ingest.readers.input_rows import InputRow
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, Tokenizer
 from distcache.kernels import narrow_tokens
 
-BATCH: Final = 1 << 20  # characters of a call of the tokenizer
-ROWS: Final = 1 << 12  # rows of a call, if they are short
-LARGE: Final = 4 << 20  # characters; the library tokenizers takes about 100 times their bytes
+BATCH_CHARACTERS: Final = 1 << 20  # characters of a call of the tokenizer
+BATCH_ROWS: Final = 1 << 12  # rows of a call, if they are short
+LARGE_TEXT: Final = 4 << 20  # characters; the library tokenizers takes about 100 times their bytes
 HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 _large_texts = threading.Lock()
 
@@ -80,8 +80,10 @@ class TextReader:
         with contextlib.suppress(ReadingEnds):
             for row in imported(FORMATS[entry.format].texts)(entry, piece, self._options):
                 buffer.facts.lines += 1
-                full = size >= BATCH or len(batch) >= ROWS or row.reason is not None
-                if (full or buffer.facts.lines % ROWS == 0) and stopped():
+                full = (
+                    size >= BATCH_CHARACTERS or len(batch) >= BATCH_ROWS or row.reason is not None
+                )
+                if (full or buffer.facts.lines % BATCH_ROWS == 0) and stopped():
                     return
                 if full:
                     self._flush(batch, buffer)
@@ -145,7 +147,7 @@ class TextReader:
 
     def _encode(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts; of large texts one thread at a time, which bounds memory."""
-        if sum(map(len, texts)) < LARGE:
+        if sum(map(len, texts)) < LARGE_TEXT:
             return self._tokenizer.encode(texts)
         with _large_texts:
             return self._tokenizer.encode(texts)

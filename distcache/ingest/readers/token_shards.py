@@ -23,8 +23,8 @@ from distcache.ingest.readers.tables import Table, column_type, is_list, open_ta
 from distcache.kernels import first_outside, narrow_tokens
 
 MAX_SEQUENCE_TOKENS: Final = (1 << 31) - 2  # tokens of a sequence, with room for its end
-BATCH: Final = 4 << 20  # bytes of tokens that are decoded at a time
-MOST_ROWS: Final = 1 << 16
+BATCH_BYTES: Final = 4 << 20  # bytes of tokens that are decoded at a time
+MAX_ROWS: Final = 1 << 16
 
 
 def require_token_column(entry: Input, options: TokenOptions) -> None:
@@ -77,8 +77,8 @@ class ShardReader:
 
 
 def _rows_at_a_time(group: Group) -> int:
-    """Return how many rows have about `BATCH` bytes, which fit into the processor's cache."""
-    return min(max(BATCH * group.rows // max(group.nbytes, 1), 1), MOST_ROWS)
+    """Return how many rows have about `BATCH_BYTES` bytes, which fit into the processor's cache."""
+    return min(max(BATCH_BYTES * group.rows // max(group.nbytes, 1), 1), MAX_ROWS)
 
 
 class _Reading:

@@ -9,7 +9,7 @@ import msgspec
 from distcache.storage.threads import decodable
 
 NULL: Final = msgspec.Raw(b"null")
-MOST_HOLES: Final = 1 << 16  # ids without a token, besides as many as there are tokens
+MAX_HOLES: Final = 1 << 16  # ids without a token, besides as many as there are tokens
 
 
 class Unsupported(ValueError):
@@ -146,7 +146,7 @@ def _require_plain_vocabulary(description: TokenizerJson) -> None:
     if len(pairs) < len(merges) or len(set(vocabulary.values())) < len(vocabulary):
         raise Unsupported("its vocabulary has a merge or an id twice")
     ids = [*vocabulary.values(), *(token.id for token in description.added_tokens)]
-    if max(ids, default=0) > 2 * len(ids) + MOST_HOLES:
+    if max(ids, default=0) > 2 * len(ids) + MAX_HOLES:
         raise Unsupported(f"gigatoken needs memory for all ids up to {max(ids)}")
     added = {token.content for token in description.added_tokens}
     letters = set(letters_of_bytes())

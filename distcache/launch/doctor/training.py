@@ -32,7 +32,7 @@ from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release
 from distcache.plan.config import SPLITS, Config
 from distcache.storage.files import read_file
 
-MOST_FIELDS: Final = 3  # that differ, in a message
+MAX_FIELDS: Final = 3  # that differ, in a message
 MAX_DESCRIPTION_BYTES: Final = 1 << 28  # bytes of a description
 UNSAID: Final = "(nothing)"
 
@@ -125,7 +125,7 @@ def _difference(entry: Expected, known: Sequence[dict[str, Any]]) -> str:
         return "its files are missing or cut short, and its description fits; export again"
     shown = [
         f"{name} is {theirs!r} in training, {ours!r} here"
-        for name, (theirs, ours) in list(best.items())[:MOST_FIELDS]
+        for name, (theirs, ours) in list(best.items())[:MAX_FIELDS]
     ]
     more = len(best) - len(shown)
     return "; ".join([*shown, *([f"and {more} more fields"] if more else [])])

@@ -91,7 +91,7 @@ class FetchClient:
         Parameters
         ----------
         sources : sequence of Source
-            Sources of the ranges, at most `MOST_DESCRIPTORS`.
+            Sources of the ranges, at most `MAX_DESCRIPTORS`.
         ranges : ndarray of int64, shape (ranges, 3)
             Number of the source, first byte, bytes.
         readings : sequence of (int, int)

@@ -22,7 +22,7 @@ from distcache.corpus.mds.stored_shard import StoredShard, indexed_pieces
 from distcache.errors import CorpusError, NoSpace, StorageError
 from distcache.kernels import PrefetchBuffer
 from distcache.node.ahead.protocol import (
-    WHOLE,
+    MAX_WHOLE_BYTES,
     AheadRequest,
     ReadRequest,
     Source,
@@ -267,7 +267,7 @@ class Fetcher:
                 is_packed = bool(source.codec)
                 if is_packed:  # what nobody announces stays ahead, too
                     self.buffer.set_usual_budget(default_budget(self._directory))
-                whole = source.size if is_packed or source.size <= WHOLE else 0
+                whole = source.size if is_packed or source.size <= MAX_WHOLE_BYTES else 0
                 self._numbers[source] = self.buffer.add_source(whole, is_packed)
                 self._sources.append(source)
             return self._numbers[source]

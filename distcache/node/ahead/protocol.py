@@ -24,11 +24,11 @@ from distcache.storage.space import space_at
 
 LENGTH: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 1 << 28  # bytes of a message
-MOST_DESCRIPTORS: Final = 250  # of a message; the kernel allows 253
+MAX_DESCRIPTORS: Final = 250  # of a message; the kernel allows 253
 SOCKET: Final = "socket"
-MOST_AHEAD: Final = 4 << 30  # bytes, unless a budget is given
+DEFAULT_BUDGET: Final = 4 << 30  # bytes, unless a budget is given
 SHARE_AHEAD: Final = 20  # at most the 20th part of what is free
-WHOLE: Final = 8 << 20  # bytes of an object that may be announced as a whole, at most
+MAX_WHOLE_BYTES: Final = 8 << 20  # bytes of an object that may be announced as a whole, at most
 PEER: Final = struct.Struct("3i")  # process, user and group
 
 
@@ -135,7 +135,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 def default_budget(directory: Path) -> int:
     """Return the bytes that may be ahead, if nobody says how many."""
-    return min(space_at(directory).free // SHARE_AHEAD, MOST_AHEAD)
+    return min(space_at(directory).free // SHARE_AHEAD, DEFAULT_BUDGET)
 
 
 def encoded(numbers: Sequence[Any] | NDArray[np.int64]) -> bytes:
@@ -212,7 +212,7 @@ def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = (
     """
     content = msgspec.msgpack.encode(message)
     head = LENGTH.pack(len(content))
-    assert len(descriptors) <= MOST_DESCRIPTORS, "the caller reads fewer files at a time"
+    assert len(descriptors) <= MAX_DESCRIPTORS, "the caller reads fewer files at a time"
     sent = socket.send_fds(connection, [head], descriptors)
     connection.sendall(head[sent:] + content)
 
@@ -228,7 +228,7 @@ def receive(connection: socket.socket, kind: Any) -> tuple[Any, list[int]]:
         If it does not answer in time, or says what is no message.
     """
     head, descriptors, _, _ = socket.recv_fds(
-        connection, LENGTH.size, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        connection, LENGTH.size, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
     )
     try:
         head += _exactly(connection, LENGTH.size - len(head))

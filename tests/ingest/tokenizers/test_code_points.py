@@ -13,7 +13,7 @@ import pytest
 from distcache.ingest.tokenizers.find import find_tokenizer
 from distcache.ingest.tokenizers.gigatoken import engine
 from distcache.ingest.tokenizers.gigatoken.engine import (
-    FIRST,
+    FIRST_CODE_POINT,
     TABLE,
     Gigatoken,
     PatternTable,
@@ -46,8 +46,8 @@ def test_the_table_says_what_a_comparison_finds(kind: str, tmp_path: Path) -> No
     table = msgspec.json.decode(TABLE.read_bytes(), type=PatternTable)
     runs = table.differing[pattern_of(description)]
     chosen = {point for run in runs for end in run for point in (end - 1, end)}
-    chosen |= set(np.random.default_rng(3).integers(FIRST, table.end, 2000).tolist())
-    points = sorted(p for p in chosen if FIRST <= p < table.end and p not in SURROGATES)
+    chosen |= set(np.random.default_rng(3).integers(FIRST_CODE_POINT, table.end, 2000).tolist())
+    points = sorted(p for p in chosen if FIRST_CODE_POINT <= p < table.end and p not in SURROGATES)
     equal, plain = engine._are_equal(points), engine._known[points] == TextScanner.PLAIN
     assert equal[plain].all()
     # Newer Pythons know more code points whose normalization is settled; they go to the library.

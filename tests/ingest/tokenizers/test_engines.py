@@ -82,7 +82,7 @@ def test_tokens_are_equal(
 ) -> None:
     """Tokens are equal of hard texts, most of which gigatoken encodes, one by one or together."""
     engine = engines(kind)
-    monkeypatch.setattr(gigatoken_engine, "SINGLE", single)
+    monkeypatch.setattr(gigatoken_engine, "SINGLE_TEXTS", single)
     texts = list(itertools.islice(hard_texts(), 150))
     found = engine.encode(texts)
     assert lists(found) == lists(engines(kind, "tokenizers").encode(texts))
@@ -196,7 +196,7 @@ def test_very_long_runs(
     engines: Callable[..., AnyTokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They go to the library, which refuses some of them; long texts do not."""
-    monkeypatch.setattr(gigatoken_engine, "LONGEST_RUN", 100)
+    monkeypatch.setattr(gigatoken_engine, "MAX_RUN", 100)
     texts = [" " * 201, "a" * 99 + " b", "x " + "b" * 200, "some words " * 100]
     assert engines("llama3").encode(texts).by_library == 2
 
@@ -318,7 +318,7 @@ def test_a_difference_names_the_document(
         return found
 
     monkeypatch.setattr(gigatoken_engine, "_encode", wrong)
-    monkeypatch.setattr(gigatoken_engine, "COMPARED", 1)
+    monkeypatch.setattr(gigatoken_engine, "COMPARED_OF", 1)
     texts = [["one", "two"], [], ["three", "a bad document"], "four"]
     path = write_jsonl(tmp_path / "d.jsonl", texts)
     with pytest.raises(
@@ -339,7 +339,7 @@ def test_receipts_say_it(
     files: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which engine, its version and what went where, the same for any number of threads."""
-    monkeypatch.setattr(gigatoken_engine, "COMPARED", 10)
+    monkeypatch.setattr(gigatoken_engine, "COMPARED_OF", 10)
     texts = [*itertools.islice(hard_texts(), 100), f"a{NEW}", f"b{END}"]
     path = write_jsonl(tmp_path / "d.jsonl", texts)
     for name, threads, engine in (("a", 1, "auto"), ("b", 3, "auto"), ("c", 2, "tokenizers")):
@@ -364,7 +364,7 @@ def test_some_are_compared(
 ) -> None:
     """A share of texts that depends on nothing but the texts."""
     found = engines("gpt2")
-    monkeypatch.setattr(gigatoken_engine, "COMPARED", 10)
+    monkeypatch.setattr(gigatoken_engine, "COMPARED_OF", 10)
     texts = [f"text {place}" * (place % 7) for place in range(1000)]
     counts = {found.encode(texts).compared for _ in range(3)}
     assert len(counts) == 1
@@ -375,7 +375,7 @@ def test_differences_are_no_refusals(
     engines: Callable[..., AnyTokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader may skip what is refused, but not this."""
-    monkeypatch.setattr(gigatoken_engine, "COMPARED", 1)
+    monkeypatch.setattr(gigatoken_engine, "COMPARED_OF", 1)
     found = engines("gpt2")
     assert isinstance(found, Gigatoken)
     encode = found._pool.encode

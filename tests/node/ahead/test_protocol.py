@@ -12,8 +12,8 @@ import pytest
 from distcache.errors import CorpusError
 from distcache.node.ahead.protocol import (
     LENGTH,
+    MAX_DESCRIPTORS,
     MAX_MESSAGE_BYTES,
-    MOST_DESCRIPTORS,
     ReadRequest,
     Reply,
     Source,
@@ -32,7 +32,7 @@ SOURCE = Source("s3://lake/c.bin", FileVersion(10, 1, 0, '"tag"'))
 def test_messages_and_descriptors_arrive() -> None:
     """Also the largest number of descriptors."""
     ours, theirs = socket.socketpair()
-    files = [os.memfd_create("f") for _ in range(MOST_DESCRIPTORS)]
+    files = [os.memfd_create("f") for _ in range(MAX_DESCRIPTORS)]
     request = ReadRequest([SOURCE], encoded([(0, 5, 3)]))
     with ours, theirs:
         sender = threading.Thread(target=send, args=(ours, request, files))
@@ -40,7 +40,7 @@ def test_messages_and_descriptors_arrive() -> None:
         found, descriptors = receive(theirs, ReadRequest)
         sender.join()
     assert found == request
-    assert len(descriptors) == MOST_DESCRIPTORS
+    assert len(descriptors) == MAX_DESCRIPTORS
     os.pwrite(descriptors[-1], b"hello", 0)
     assert os.pread(files[-1], 5, 0) == b"hello"
     for descriptor in [*files, *descriptors]:

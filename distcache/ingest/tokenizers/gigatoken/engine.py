@@ -45,7 +45,7 @@ from distcache.kernels import TextScanner
 from distcache.storage.threads import decodable
 
 TABLE: Final = Path(__file__).with_name("code_points.json")
-FIRST: Final = 0x80  # those of ASCII are part of the trials
+FIRST_CODE_POINT: Final = 0x80  # those of ASCII are part of the trials
 WITHOUT_EFFECT: Final = "trim_offsets"  # on tokens
 
 
@@ -90,7 +90,7 @@ def mark_known(description: TokenizerJson, known: NDArray[np.uint8]) -> None:
     runs = table.differing.get(pattern_of(description))
     if runs is None:
         return
-    known[FIRST : table.end] = TextScanner.PLAIN
+    known[FIRST_CODE_POINT : table.end] = TextScanner.PLAIN
     for begin, end in runs:
         known[begin:end] = TextScanner.OTHER
 
@@ -98,10 +98,10 @@ def mark_known(description: TokenizerJson, known: NDArray[np.uint8]) -> None:
 CODE_POINTS: Final = 0x110000
 # Characters without a blank, or blanks: patterns step back through them, and the library gives up
 # after ten million steps (Oniguruma, retry-limit-in-match), which gigatoken does not.
-LONGEST_RUN: Final = 2 << 20
+MAX_RUN: Final = 2 << 20
 BLANK: Final = re.compile(r"\s")
 OTHER: Final = re.compile(r"\S")
-COMPARED: Final = 512  # of so many texts, one on average is encoded by both
+COMPARED_OF: Final = 512  # of so many texts, one on average is encoded by both
 MIXING: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio (Knuth)
 TOKENS: Final = 1_000  # of the vocabulary that are tried
 # Gigatoken keeps all that it has encoded. All are made again when they have encoded so many
@@ -112,7 +112,7 @@ PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # A thread that encodes alone does it text by text, if there are at most so many, with so many
 # characters: encoding them together imports awkward, which takes as long as encoding 50 MB. Each
 # text holds the interpreter's lock, which is why this is for one thread alone.
-SINGLE: Final = 256
+SINGLE_TEXTS: Final = 256
 SINGLE_CHARACTERS: Final = 16 << 20
 
 
@@ -237,7 +237,7 @@ class Gigatoken:
         ends = np.cumsum(fast.lengths)
         last = fast.ids[ends - 1] if len(fast.ids) else np.zeros_like(ends)
         sums = np.cumsum(fast.lengths + last).astype(np.uint64)
-        chosen = np.flatnonzero((sums * MIXING >> np.uint64(32)) % np.uint64(COMPARED) == 0)
+        chosen = np.flatnonzero((sums * MIXING >> np.uint64(32)) % np.uint64(COMPARED_OF) == 0)
         chosen = chosen[[bool(texts[places[index]]) for index in chosen]]
         if not len(chosen):
             return 0
@@ -251,9 +251,9 @@ class Gigatoken:
 
 def _has_long_run(text: str) -> bool:
     """Return whether a text may have a longer run: one of twice the length has such a part."""
-    parts = range(0, len(text) - LONGEST_RUN, LONGEST_RUN)
+    parts = range(0, len(text) - MAX_RUN, MAX_RUN)
     return not all(
-        kind.search(text, begin, begin + LONGEST_RUN) for begin in parts for kind in (BLANK, OTHER)
+        kind.search(text, begin, begin + MAX_RUN) for begin in parts for kind in (BLANK, OTHER)
     )
 
 
@@ -358,7 +358,7 @@ def _load(content: bytes) -> gigatoken.Tokenizer:
 
 def _batches(texts: list[str]) -> Iterator[list[str]]:
     """Yield texts in batches that are encoded one by one."""
-    return (texts[begin : begin + SINGLE] for begin in range(0, len(texts), SINGLE))
+    return (texts[begin : begin + SINGLE_TEXTS] for begin in range(0, len(texts), SINGLE_TEXTS))
 
 
 def _encode(engine: gigatoken.Tokenizer, texts: list[str], *, alone: bool) -> Encoded:
@@ -366,7 +366,7 @@ def _encode(engine: gigatoken.Tokenizer, texts: list[str], *, alone: bool) -> En
     if not texts:
         return Encoded(np.empty(0, np.int32), np.empty(0, np.int64))
     with refusing():
-        if alone and len(texts) <= SINGLE and sum(map(len, texts)) <= SINGLE_CHARACTERS:
+        if alone and len(texts) <= SINGLE_TEXTS and sum(map(len, texts)) <= SINGLE_CHARACTERS:
             found = [engine.encode(text) for text in texts]
             lengths = np.fromiter(map(len, found), np.int64, len(found))
             return Encoded(np.concatenate(found).view(np.int32), lengths)

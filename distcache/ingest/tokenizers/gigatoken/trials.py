@@ -35,9 +35,9 @@ NEIGHBOURS: Final = (
 SOME: Final = "aZ漢\u03011 \t\n\r.'/😀€"  # of which all triples are tried
 SEED: Final = 20
 RANDOM_TEXTS: Final = 500
-LONGEST_RANDOM: Final = 40  # classes of a random text
+MAX_RANDOM: Final = 40  # classes of a random text
 TOKEN_TEXTS: Final = 250  # of several tokens
-LONG: Final = 300  # of one class
+LONG_RUN: Final = 300  # of one class
 
 
 def probe_of(description: TokenizerJson) -> bytes | None:
@@ -137,10 +137,10 @@ def trials(tokens: list[str]) -> Iterator[list[str]]:
     yield ["".join(first + pair for pair in pairs) for first in SOME]
     parts = [*CLASSES, *WORDS, *every]
     yield [part * count for part in parts for count in (1, 2, 3, 17)]
-    yield [part * LONG for part in CLASSES]
+    yield [part * LONG_RUN for part in CLASSES]
     chosen = random.Random(SEED)  # noqa: S311  # the same trials everywhere
     yield [
-        "".join(chosen.choices(parts, k=chosen.randrange(1, LONGEST_RANDOM)))
+        "".join(chosen.choices(parts, k=chosen.randrange(1, MAX_RANDOM)))
         for _ in range(RANDOM_TEXTS)
     ]
     yield tokens
