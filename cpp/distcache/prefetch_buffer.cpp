@@ -293,7 +293,7 @@ PrefetchBuffer::Entry& PrefetchBuffer::find_or_add(const SourceRange& range) {
         entry.range = range;
         ++counts_[static_cast<std::size_t>(State::queued)];
     } else if (entry.spare) {
-        spare_.erase(entry.place_of_spare);
+        spare_.erase(entry.lru_position);
         entry.spare = false;
     }
     return entry;

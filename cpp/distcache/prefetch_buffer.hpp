@@ -151,7 +151,7 @@ private:
         std::int64_t offset = -1;    // in the file
         std::uint64_t checksum = 0;  // of its only block
         std::unique_ptr<Extra> extra;
-        std::list<Entry*>::iterator place_of_spare;
+        std::list<Entry*>::iterator lru_position;
         std::uint32_t readings = 0;  // that were announced and are not over
         std::uint32_t users = 0;     // readers that wait for it, or copy it
         bool queued = false;         // whether it is among the urgent ones
@@ -248,8 +248,8 @@ private:
     std::int64_t misses_ = 0;
     int error_ = 0;
     std::int64_t room_ = 0;  // bytes that a full disk has held
-    Clock::time_point full_until_{};
-    Clock::time_point searched_{};  // for what is read later
+    Clock::time_point retry_writes_at_{};
+    Clock::time_point last_search_{};  // for what is read later
 };
 
 }  // namespace distcache

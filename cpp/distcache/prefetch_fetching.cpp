@@ -113,9 +113,9 @@ std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_next() {
             continue;
         }
         bool has_room = make_room(*first, stream);
-        if (!has_room && is_packed(*first) && Clock::now() - searched_ >= search_pause) {
+        if (!has_room && is_packed(*first) && Clock::now() - last_search_ >= search_pause) {
             has_room = make_room_by_later(*first, *stream, stream->next);
-            searched_ = Clock::now();
+            last_search_ = Clock::now();
         }
         if (!has_room) {
             return {};

@@ -111,11 +111,11 @@ void PrefetchBuffer::release_if_unused(Entry& entry) {
         return;
     }
     if (entry.spare) {
-        spare_.erase(entry.place_of_spare);
+        spare_.erase(entry.lru_position);
     }
     disown(entry);
     entry.spare = true;
-    entry.place_of_spare = spare_.insert(spare_.end(), &entry);
+    entry.lru_position = spare_.insert(spare_.end(), &entry);
     while (!spare_.empty() && (spare_.size() > most_spare || used_ > budget())) {
         discard_spare();
     }
@@ -171,14 +171,14 @@ std::int64_t PrefetchBuffer::asked() const {
 }
 
 std::int64_t PrefetchBuffer::budget() const {
-    return Clock::now() < full_until_ ? std::min(asked(), room_) : asked();
+    return Clock::now() < retry_writes_at_ ? std::min(asked(), room_) : asked();
 }
 
 void PrefetchBuffer::note_error(int error, std::int64_t room) {
     error_ = error;
     if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
         room_ = std::max<std::int64_t>(room, 0);
-        full_until_ = Clock::now() + full_pause;
+        retry_writes_at_ = Clock::now() + full_pause;
     }
 }
 

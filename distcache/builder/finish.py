@@ -62,7 +62,7 @@ def lay_out(job: Job, scratch: str) -> None:
     from distcache.cache.skeleton import front_bytes  # noqa: PLC0415  h5py is rank 0's alone
 
     front = front_bytes(scratch, job.layout.data_begin, dataset_places(job.plan, job.layout))
-    with UnfinishedFile(job.data) as file:
+    with UnfinishedFile(job.unfinished) as file:
         file.write(0, front)
         for begin, end in _gaps(job.layout):
             file.write(begin, bytes(end - begin))
@@ -90,12 +90,12 @@ def finish(job: Job, blocks: Sequence[int]) -> None:
         tables_digest=xxhash.xxh3_128_digest(content),
         tables=places,
     )
-    with UnfinishedFile(job.data) as file:
+    with UnfinishedFile(job.unfinished) as file:
         file.write(begin, content)
         file.write(0, header.pack())
         file.truncate(header.file_size)
         file.sync()
-    open_cache(job.data)
+    open_cache(job.unfinished)
 
 
 def dataset_places(plan: Plan, layout: Layout) -> list[DatasetPlace]:

@@ -76,7 +76,7 @@ class Job:
     reused: Mapping[int, Reusable]  # items that are copied from another cache
     watch: Stopwatch  # receives the progress of this rank
     digests: Digests = field(default_factory=dict)  # digests of all finished items, of all ranks
-    data: str = ""  # path of the unfinished file, once its workspace is claimed
+    unfinished: str = ""  # path of the unfinished file, once its workspace is claimed
 
     def places(self, item: int) -> dict[str, ArrayPlace]:
         """Return the places of the arrays of an item, by name."""

@@ -96,7 +96,7 @@ def build_packed(
     return {name: writer.finish() for name, writer in writers.items()}
 
 
-def build_packed_together(job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
+def build_packed_collectively(job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
     """Build and write a packed section, of which each rank packs some groups. Collective.
 
     Parameters

@@ -55,7 +55,7 @@ def cache_path(directory: str | Path, name: str | None, plan: Plan) -> Path:
     return Path(directory).absolute() / f"{name or plan.key[:16]}.h5"
 
 
-def make_plan_together(
+def agree_on_plan(
     communicator: Communicator, config: Config, threads: int, progress: Progress
 ) -> Plan:
     """Examine the corpora of a configuration and make its plan. Collective.

@@ -61,7 +61,7 @@ def intact_items(job: Job, records: Mapping[int, Record]) -> Digests:
         return read_digest(file, place) != known[item][place.name]
 
     def run() -> list[int]:
-        with UnfinishedFile(job.data) as file:
+        with UnfinishedFile(job.unfinished) as file:
             differ = map_in_threads(partial(is_lost, file=file), share, job.options.threads)
         return [arrays[index][0] for index, lost in zip(share, differ, strict=True) if lost]
 
@@ -106,7 +106,7 @@ def read_back(job: Job) -> list[int]:
     if lost:
         raise DistcacheError(
             *(
-                f"{job.data}: {job.describe(item)} differs after read-back; the filesystem "
+                f"{job.unfinished}: {job.describe(item)} differs after read-back; the filesystem "
                 "does not keep what is written to it. Run again to rebuild that part"
                 for item in sorted(lost)
             )
@@ -188,11 +188,13 @@ def _read_blocks(job: Job, arrays: _Arrays, blocks: Iterable[int]) -> dict[int, 
     share = [block for block in blocks if block % job.communicator.size == job.communicator.rank]
     # Clients drop what they keep of a file whose time has changed. Its own writes do not count for
     # a client, and hide those that others have made since (GlusterFS's io-cache, and NFS).
-    on_rank_0(job.communicator, lambda: set_time(job.data), None, "touching the unfinished file")
+    on_rank_0(
+        job.communicator, lambda: set_time(job.unfinished), None, "touching the unfinished file"
+    )
 
     def run() -> list[BlockRead]:
         # Reopened: a filesystem with close-to-open consistency shows here what others wrote.
-        with UnfinishedFile(job.data) as file:
+        with UnfinishedFile(job.unfinished) as file:
             read = partial(_read_block, file.descriptor, arrays, job.layout.tables_begin)
             return list(map_in_threads(read, share, job.options.threads))
 

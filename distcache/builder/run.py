@@ -14,12 +14,12 @@ from distcache.builder.build_record import RankRecord, rank_record, write_record
 from distcache.builder.finish import finish, lay_out
 from distcache.builder.job import BuildOptions, Job, Record
 from distcache.builder.prepare import (
+    agree_on_plan,
     cache_path,
     data_path,
     is_finished,
     journal_path,
     journals,
-    make_plan_together,
     make_ready,
     moves_of,
     require_name,
@@ -119,7 +119,7 @@ def _plan_job(
     watch: Stopwatch,
 ) -> Job:
     """Plan a build, and find what it may copy from other caches. Collective."""
-    plan = make_plan_together(communicator, config, options.threads, watch)
+    plan = agree_on_plan(communicator, config, options.threads, watch)
     wanted = options.required_key
     if wanted not in (None, plan.key):
         raise KeyMismatch(
@@ -176,11 +176,11 @@ def _build(job: Job) -> BuildOutcome:
         workspace,
         watch,
         claim=claim_or_find,
-        existing=lambda: _existing(job),
+        on_existing=lambda: _existing(job),
         make=lambda: _make(job, workspace),
         publish=lambda made: _publish(job, workspace, made.blocks),
         report=report,
-        after=write_beside,
+        finalize=write_beside,
     )
 
 
@@ -211,7 +211,7 @@ def _make(job: Job, workspace: Workspace) -> _Made:
     """Build in a claimed workspace, and verify what was written. Collective."""
     communicator, watch = job.communicator, job.watch
     watch.phase("laying out")
-    job.data = data_path(workspace)
+    job.unfinished = data_path(workspace)
 
     def prepare() -> tuple[str, dict[int, Record]]:
         attempt = make_ready(workspace, job.plan, job.layout)
@@ -242,9 +242,9 @@ def _publish(job: Job, workspace: Workspace, blocks: Sequence[int]) -> bool:
     """Publish the cache; return whether this job has done it, and not another."""
     workspace.require_mine()
     finish(job, blocks)
-    with closing_fd(open_regular(job.data)) as descriptor:
+    with closing_fd(open_regular(job.unfinished)) as descriptor:
         set_mode(descriptor, os.fstat(descriptor).st_mode & 0o444)
-    if workspace.publish([(job.data, str(job.final))]) is None:
+    if workspace.publish([(job.unfinished, str(job.final))]) is None:
         return True
     if not is_finished(job.final, job.plan.key):
         raise DistcacheError(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from distcache.builder.blends import SplitBlend, build_blend
 from distcache.builder.job import Digests, Job, Record
 from distcache.builder.links import build_linked
-from distcache.builder.packed import build_packed_together
+from distcache.builder.packed import build_packed_collectively
 from distcache.builder.reuse import reuse
 from distcache.cache.digests import array_digest, leaves_of
 from distcache.errors import BuildInterrupted
@@ -161,7 +161,7 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     communicator = job.communicator
     built: Digests = {}
     with on_all_ranks(
-        communicator, lambda: UnfinishedFile(job.data), "opening the unfinished file"
+        communicator, lambda: UnfinishedFile(job.unfinished), "opening the unfinished file"
     ) as file:
         shared: list[tuple[int, BuildTogether]] = [
             *((unit, build_linked) for unit in assignment.linked),
@@ -189,7 +189,7 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
 def _build_slices(job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
     """Build a blend, or a packed section, of which each rank makes a slice. Collective."""
     if isinstance(job.plan.items[item], SectionPlan):
-        return build_packed_together(job, item, file)
+        return build_packed_collectively(job, item, file)
     return SplitBlend(job, item, file).build()
 
 

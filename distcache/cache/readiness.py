@@ -56,7 +56,7 @@ class Readiness(msgspec.Struct, frozen=True):
         Progress of the phase, from 0 to 1.
     builder : str
         Process and host.
-    sign : str
+    heartbeat_id : str
         Identity of the builder's last heartbeat; differs in each.
     """
 
@@ -65,7 +65,7 @@ class Readiness(msgspec.Struct, frozen=True):
     phase: str = ""
     fraction: float | None = None
     builder: str = ""
-    sign: str = ""
+    heartbeat_id: str = ""
 
     def __str__(self) -> str:
         if self.state in (State.absent, State.ready):
@@ -136,7 +136,7 @@ class Watch:
             phase=beat.phase,
             fraction=beat.fraction,
             builder=f"process {beat.process} on {beat.host}",
-            sign=beat.sign,
+            heartbeat_id=beat.id,
         )
 
     def _state_of(self, monitor: Monitor) -> State:
@@ -160,7 +160,7 @@ def look(path: str | Path) -> Readiness:
     """
     watch = Watch(path)
     first = found = watch.look()
-    while found.state is State.building and found.sign == first.sign:
+    while found.state is State.building and found.heartbeat_id == first.heartbeat_id:
         time.sleep(READY_POLL)
         found = watch.look()
     return found

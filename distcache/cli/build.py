@@ -15,7 +15,7 @@ from distcache import __version__
 from distcache.builder.configuration import NOT_WRITTEN, complete, load_config
 from distcache.builder.finish import file_size, table_places
 from distcache.builder.job import BuildOptions, MemoryLimit
-from distcache.builder.prepare import make_plan_together, require_name
+from distcache.builder.prepare import agree_on_plan, require_name
 from distcache.builder.run import build
 from distcache.builder.upload import UploadOptions, upload
 from distcache.cache.readiness import RESUME_ADVICE, State, look, wait
@@ -126,7 +126,7 @@ def plan_command(
     threads = threads or threads_of(usable_cores(), ranks)
     communicator, silent = SerialCommunicator(), NullProgress()
     with fetched_indices(communicator, settings.prefixes(), silent):
-        plan = make_plan_together(communicator, settings, threads, silent)
+        plan = agree_on_plan(communicator, settings, threads, silent)
     layout = make_layout(plan.items)
     work = assign(plan.items, layout, ranks, threads, memory_limit)
     document = plan_document(plan, layout)

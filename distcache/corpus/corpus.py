@@ -119,7 +119,7 @@ def keeping_indices() -> Iterator[None]:
 
 
 def open_to_keep(prefix: str) -> Idx:
-    """Map the `.idx` of a corpus, and keep it for `open_kept`; raises as `open_idx`."""
+    """Map the `.idx` of a corpus, and keep it for `open_cached`; raises as `open_idx`."""
     idx = open_idx(prefix)
     _KEPT.pop(prefix, None)
     if _BLOCKS and idx.size <= KEPT_INDEX and len(_KEPT) < MAX_OPEN_INDICES:
@@ -127,7 +127,7 @@ def open_to_keep(prefix: str) -> Idx:
     return idx
 
 
-def open_kept(prefix: str, versions: tuple[FileVersion, ...]) -> Idx:
+def open_cached(prefix: str, versions: tuple[FileVersion, ...]) -> Idx:
     """Return the `.idx` of a corpus that is kept, or map it; raises as `open_idx`.
 
     Parameters
@@ -151,7 +151,7 @@ def open_examined(facts: CorpusFacts) -> Idx:
     CorpusError
         If it is not the file any more that was examined.
     """
-    idx = open_kept(facts.prefix, facts.file_versions)
+    idx = open_cached(facts.prefix, facts.file_versions)
     if (idx.size, len(idx.lengths)) != (facts.idx_size, facts.sequences):
         raise CorpusError(
             f"{idx.path}: has {idx.size} bytes, and had {facts.idx_size} when it was examined; do "

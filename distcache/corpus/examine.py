@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from distcache.corpus.corpus import CorpusFacts, open_kept
+from distcache.corpus.corpus import CorpusFacts, open_cached
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.soundness import (
@@ -123,7 +123,7 @@ def _outline(prefixes: Sequence[str], threads: int) -> list[Outline]:
 
 
 def _run(task: _Task, head: Outline) -> _Finding:
-    idx = open_kept(head.prefix, head.file_versions)
+    idx = open_cached(head.prefix, head.file_versions)
     checked = check_range(head, idx, task.begin, task.end) if task.check else None
     digest = digest_idx(idx) if task.digest else None
     if idx.size < RELEASED_FROM:

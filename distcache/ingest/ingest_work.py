@@ -37,7 +37,7 @@ class Work:
     pieces: list[InputPiece]
     reader: Reader  # reads pieces
     store: TokenStore  # stores the documents
-    spools: bool  # whether tokens that wait for their round may go to a file
+    may_spool: bool  # whether tokens that wait for their round may go to a file
     limit: int | None  # bytes of a `.bin`
     fail: bool  # whether an invalid row ends the ingest
     records: list[PieceRecord] = field(default_factory=list)  # of the finished, first pieces

@@ -160,7 +160,7 @@ class Output:
             self.workspace,
             watch,
             claim=claim_or_find,
-            existing=lambda: (
+            on_existing=lambda: (
                 on_rank_0(communicator, lambda: found, list[Receipt], "reading receipts"),
                 True,
             ),

@@ -349,7 +349,7 @@ def make_work(
         make_pieces(inputs, step, lines=lines),
         reader,
         TokenStore(output, dtype),
-        spools=isinstance(options, TextOptions),
+        may_spool=isinstance(options, TextOptions),
         limit=options.shard_size,
         fail=options.on_error == "fail",
     )

@@ -173,7 +173,7 @@ class Workers:
         self._buffers: dict[int, DocumentBuffer] = {}
         self._note = note
         self._memory = Memory()
-        self._spool = Spool(work.store.output.directory) if work.spools else None
+        self._spool = Spool(work.store.output.directory) if work.may_spool else None
 
     def __enter__(self) -> Workers:
         self._start()  # the first round may have no piece of this rank

@@ -13,9 +13,9 @@ import msgspec
 from distcache.builder.configuration import load_config
 from distcache.builder.job import MemoryLimit, ReusedCaches
 from distcache.builder.prepare import (
+    agree_on_plan,
     cache_path,
     is_finished,
-    make_plan_together,
     require_name,
 )
 from distcache.cache import open_cache
@@ -184,7 +184,7 @@ def scripts_of(
     _require_words(options.job, scheduler)
     alone = SerialCommunicator()
     settings = load_config(config)
-    plan = make_plan_together(alone, settings, share_of_cores(alone), progress)
+    plan = agree_on_plan(alone, settings, share_of_cores(alone), progress)
     for warning in plan_warnings(settings, plan):
         progress.note(f"warning: {warning}")
     for path in options.reuse:

@@ -109,9 +109,9 @@ def _doubts(
     length, own = trace.cache.sequence_length, options.training.seq_length
     if own not in (1, length):  # a log may not say it
         notes.append(f"the run has samples of {own} tokens, the cache of {length}: it is another's")
-    if uneven := sampling.uneven(steps):
+    if partial := sampling.partial_steps(steps):
         text = (
-            f"{counted(uneven, 'step')} took no whole micro batches of "
+            f"{counted(partial, 'step')} took no whole micro batches of "
             f"{sampling.micro_batch_size} for {sampling.data_parallel_size} ranks"
         )
         if not logged:

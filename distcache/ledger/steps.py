@@ -80,14 +80,14 @@ class Sampling(msgspec.Struct, frozen=True):
             return Sharded(total, micro, ranks)
         return Cyclic(total - total % (micro * ranks), total - total % micro)
 
-    def uneven(self, steps: Steps) -> int:
+    def partial_steps(self, steps: Steps) -> int:
         """Return how many steps are no whole micro batches of all ranks; 0 if it is not known."""
         if self.micro_batch_size is None or self.data_parallel_size is None:
             return 0
         unit = self.micro_batch_size * self.data_parallel_size
         return int(np.count_nonzero((steps.ends - steps.begins) % unit))
 
-    def deal(
+    def ranks_of(
         self, within: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None:
         """Return micro batch, rank and slot of places within their step; None if not known."""
@@ -230,7 +230,7 @@ def evaluation_steps(training: Training, count: int, total: int, sampling: Sampl
     total : int
         Samples of the split, which an evaluation takes with full validation.
     sampling : Sampling
-        Rule by which samples are dealt to ranks.
+        Rule by which samples are assigned to ranks.
 
     Raises
     ------

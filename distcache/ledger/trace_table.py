@@ -74,10 +74,10 @@ def known_columns(runs: Collection[TracedRun], *, sources: bool = True) -> list[
         Whether the rows of files are found that documents were made of.
     """
     stepped = [run for run in runs if run.steps is not None]
-    dealt = [run for run in stepped if run.sampling.deal(np.empty(0, np.int64)) is not None]
+    ranked = [run for run in stepped if run.sampling.ranks_of(np.empty(0, np.int64)) is not None]
     unknown = [
         *(() if stepped else STEP_COLUMNS),
-        *(() if dealt else RANK_COLUMNS),
+        *(() if ranked else RANK_COLUMNS),
         *(() if sources else SOURCE_COLUMNS),
     ]
     return [name for name in COLUMNS if name not in unknown]
@@ -105,7 +105,7 @@ def columns_of(found: StepSamples, trace: Trace, names: Iterable[str]) -> dict[s
         for name, values in zip(STEP_COLUMNS, own, strict=True):
             columns[name] = values[rows]
     columns["position"] = np.repeat(traced.positions, counts)
-    for name, values in zip(RANK_COLUMNS, found.dealt or (), strict=found.dealt is not None):
+    for name, values in zip(RANK_COLUMNS, found.ranks or (), strict=found.ranks is not None):
         columns[name] = np.repeat(values, counts)
     corpora = np.repeat(traced.corpora, counts)
     columns["corpus"] = Words(corpora, trace.corpora)

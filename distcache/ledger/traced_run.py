@@ -27,14 +27,14 @@ class StepSamples(NamedTuple):
         Steps; None if only positions were asked for.
     rows : ndarray of int64, shape (samples,)
         Step of each sample: an index into `steps`.
-    dealt : tuple of ndarray of int64, or None
+    ranks : tuple of ndarray of int64, or None
         Micro batch, rank and slot of each sample; None if it is not known.
     """
 
     traced: TracedSamples
     steps: Steps | None
     rows: NDArray[np.int64]
-    dealt: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None
+    ranks: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None
 
 
 class TracedRun:
@@ -45,7 +45,7 @@ class TracedRun:
     trace : Trace
         The split.
     sampling : Sampling
-        Rule by which samples are dealt to ranks.
+        Rule by which samples are assigned to ranks.
     steps : Steps or None
         Steps of the run; None where only positions are known.
 
@@ -77,7 +77,7 @@ class TracedRun:
             )
             positions = self._positions(steps.take(np.arange(first, last)))
             yield StepSamples(
-                self.trace.samples(positions), steps, rows, self.sampling.deal(within)
+                self.trace.samples(positions), steps, rows, self.sampling.ranks_of(within)
             )
             first = last
 
@@ -110,9 +110,9 @@ class TracedRun:
         places, own, rows = self._places(positions, steps)
         for begin in range(0, len(places), CHUNK_SAMPLES):
             some = slice(begin, begin + CHUNK_SAMPLES)
-            dealt = self.sampling.deal(places[some] - steps.begins[rows[some]])
+            ranks = self.sampling.ranks_of(places[some] - steps.begins[rows[some]])
             traced = only_wanted(self.trace.samples(own[some]), wanted)
-            yield StepSamples(traced, steps, rows[some], dealt)
+            yield StepSamples(traced, steps, rows[some], ranks)
 
     def _places(
         self, positions: NDArray[np.int64], steps: Steps

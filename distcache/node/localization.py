@@ -109,12 +109,12 @@ class Localization:
         self._progress.phase("verifying the local copy", self._bytes_of(blocks))
         found = self._on_all_agents(self._verify, "verifying the local copy")
         self._confirm(found)
-        missing = [number for number in blocks if number not in found.right]
+        missing = [number for number in blocks if number not in found.valid_blocks]
         self._make_room(found)
         self._progress.phase("copying", self._bytes_of(missing))
         read = self._fetch(missing)
         self._progress.phase("syncing")
-        self._on_all_agents(lambda: self._finish(found.complete), "completing files")
+        self._on_all_agents(lambda: self._finish(found.valid_files), "completing files")
         self._require_unchanged()
         if self._asked.naming is not None:
             self._progress.phase("writing Megatron's files")
@@ -127,7 +127,7 @@ class Localization:
                 record,
                 read=read,
                 written=self._staged.written,
-                kept=self._bytes_of(found.right),
+                kept=self._bytes_of(found.valid_blocks),
                 beyond=0 if budget is None else max(bytes_of(self._store) - budget, 0),
             )
 
@@ -147,7 +147,7 @@ class Localization:
     def _confirm(self, found: LocalState) -> None:
         """Check shared indices whose time has changed by their digests, each once. Collective."""
         shares = self._agents.allgather(
-            sorted(found.dated), list[int], "indices whose time has changed"
+            sorted(found.files_to_confirm), list[int], "indices whose time has changed"
         )
         own = own_share(self._agents, sorted({file for share in shares for file in share}))
         try:
@@ -159,7 +159,7 @@ class Localization:
             raise
 
         def set_times() -> None:
-            for file in found.dated:
+            for file in found.files_to_confirm:
                 target = self._manifest.files[file]
                 set_time(target.final, target.modified)
 
@@ -167,7 +167,7 @@ class Localization:
 
     def _make_room(self, found: LocalState) -> None:
         """Reserve all space on all nodes before anything is changed on any. Collective."""
-        files = [n for n in range(len(self._manifest.files)) if n not in found.complete]
+        files = [n for n in range(len(self._manifest.files)) if n not in found.valid_files]
         try:
             self._on_all_agents(lambda: self._reserve(files), "reserving space")
         except DistcacheError:

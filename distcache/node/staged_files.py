@@ -45,10 +45,10 @@ from distcache.storage.watchdog import tick
 class LocalState(msgspec.Struct, frozen=True):
     """Which of a cache's files and blocks a store has."""
 
-    complete: frozenset[int]  # valid files, under their final names
-    right: frozenset[int]  # valid blocks, in complete files and in others
-    # complete files whose time differs from the shared ones, which may have changed
-    dated: frozenset[int] = frozenset()
+    valid_files: frozenset[int]  # under their final names
+    valid_blocks: frozenset[int]  # in valid files and in others
+    # valid files whose time differs from the shared ones, which may have changed
+    files_to_confirm: frozenset[int] = frozenset()
 
 
 def verify_local(
@@ -76,20 +76,20 @@ def verify_local(
 
     def verify(number: int) -> int | None:
         block = manifest.blocks[number]
-        right = block.file in known or _is_valid(manifest.files[block.file], block)
+        valid = block.file in known or _is_valid(manifest.files[block.file], block)
         advance(block.size)
-        return number if right else None
+        return number if valid else None
 
     with ThreadPoolExecutor(threads) as pool:
         found = pool.map(verify, range(len(manifest.blocks)))
-        right = frozenset(number for number in found if number is not None)
-    complete = set(range(len(manifest.files)))
-    complete -= {block.file for number, block in enumerate(manifest.blocks) if number not in right}
-    complete = {file for file in complete if has_final(manifest.files[file])}
-    if CACHE in complete and CACHE not in known and not _frame_matches(manifest):
-        complete.discard(CACHE)
-    dated = {file for file in complete if not _has_time(manifest.files[file])}
-    return LocalState(frozenset(complete), right, frozenset(dated))
+        blocks = frozenset(number for number in found if number is not None)
+    files = set(range(len(manifest.files)))
+    files -= {block.file for number, block in enumerate(manifest.blocks) if number not in blocks}
+    files = {file for file in files if has_final(manifest.files[file])}
+    if CACHE in files and CACHE not in known and not _frame_matches(manifest):
+        files.discard(CACHE)
+    differ = {file for file in files if not _has_time(manifest.files[file])}
+    return LocalState(frozenset(files), blocks, frozenset(differ))
 
 
 def _as_recorded(manifest: Manifest, record: Ready) -> frozenset[int]:

@@ -37,7 +37,7 @@ class Beat(msgspec.Struct, frozen=True):
     process: int
     phase: str  # the current phase
     fraction: float | None  # progress of the phase, from 0 to 1
-    sign: str  # random; differs in every heartbeat
+    id: str  # random; differs in every heartbeat
 
     def __str__(self) -> str:
         done = "" if self.fraction is None else f" {self.fraction:.0%}"

@@ -31,11 +31,11 @@ def produce(
     watch: Stopwatch,
     *,
     claim: Callable[[], bool],
-    existing: Callable[[], Outcome],
+    on_existing: Callable[[], Outcome],
     make: Callable[[], Made],
     publish: Callable[[Made], Any],
     report: Callable[[Made, Any], Outcome],
-    after: Callable[[], None] = lambda: None,
+    finalize: Callable[[], None] = lambda: None,
     resumes: bool = False,
 ) -> Outcome:
     """Make an output in a claimed workspace, unless it exists. Collective.
@@ -51,7 +51,7 @@ def produce(
     claim : callable
         Claims the workspace, or waits for the job that makes the output; false if the output
         exists. On rank 0 alone.
-    existing : callable
+    on_existing : callable
         Returns the outcome for an output that exists. Collective.
     make : callable
         Prepares the claimed workspace, writes the unfinished files, and verifies what was written
@@ -60,7 +60,7 @@ def produce(
         Gives the unfinished files their names. On rank 0 alone; its result is broadcast as JSON.
     report : callable
         Returns the outcome, from the results of `make` and of `publish`. Collective.
-    after : callable
+    finalize : callable
         Writes what belongs beside the output, before the workspace is removed. On rank 0 alone.
     resumes : bool
         Whether another run continues unfinished work, so that an error says where it is kept.
@@ -68,7 +68,7 @@ def produce(
     Returns
     -------
     object
-        The result of `existing` or of `report`.
+        The result of `on_existing` or of `report`.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def produce(
             return False
 
         if not on_rank_0(communicator, claim_or_find, bool, "claiming the output"):
-            return existing()
+            return on_existing()
         stack.enter_context(_advice(workspace, watch, resumes=resumes))
         _require_shared(communicator, workspace.path)
         made = make()
@@ -96,7 +96,7 @@ def produce(
 
         def clean_up() -> None:
             beat.end()
-            after()
+            finalize()
             workspace.remove()
 
         on_rank_0(communicator, clean_up, None, "cleaning up")

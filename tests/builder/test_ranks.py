@@ -11,7 +11,7 @@ import pytest
 from distcache.builder import blends
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.job import BuildOptions
-from distcache.builder.prepare import make_plan_together
+from distcache.builder.prepare import agree_on_plan
 from distcache.builder.run import BuildOutcome, build
 from distcache.plan import costs
 from distcache.plan.assignment import assign
@@ -62,9 +62,7 @@ def test_linked_sections(
     """No rank holds more than its slice."""
     monkeypatch.setattr(costs, "LINK_SHARE", 0.0)
     monkeypatch.setattr(costs, "DRAW_SHARE", 0.0)
-    plan = make_plan_together(
-        SerialCommunicator(), config_from_mapping(large_config), 1, NullProgress()
-    )
+    plan = agree_on_plan(SerialCommunicator(), config_from_mapping(large_config), 1, NullProgress())
     assert len(assign(plan.items, make_layout(plan.items), ranks).linked) == 2
     assert build_by(ranks, large_config, shared) == serial_bytes
 
@@ -86,9 +84,7 @@ def blend_bytes(blend_case: dict[str, Any], tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("ranks", [2, 3, 16])
 def test_blends(ranks: int, blend_case: dict[str, Any], blend_bytes: bytes, shared: Path) -> None:
     """Drawn by all ranks, from estimated states that are verified."""
-    plan = make_plan_together(
-        SerialCommunicator(), config_from_mapping(blend_case), 1, NullProgress()
-    )
+    plan = agree_on_plan(SerialCommunicator(), config_from_mapping(blend_case), 1, NullProgress())
     assert plan.blends[0].size > 3 * BLEND_SLICE
     assert len(assign(plan.items, make_layout(plan.items), ranks).sliced) == 1
     assert build_by(ranks, blend_case, shared) == blend_bytes

@@ -37,14 +37,14 @@ def phase(
 def run(task: Any, head: Any, original: Any = examine._run) -> Any:
     """Shrink when a mapped index is about to be checked."""
     if PLACE == "outline":
-        opened = examine.open_kept
+        opened = examine.open_cached
 
         def open_and_shrink(prefix: str, versions: Any) -> Any:
             idx = opened(prefix, versions)
             shrink()
             return idx
 
-        examine.open_kept = open_and_shrink
+        examine.open_cached = open_and_shrink
     return original(task, head)
 
 

@@ -245,8 +245,8 @@ def test_documents_are_found_at_their_steps(tmp_path: Path) -> None:
         for some in run.of_steps(steps):
             corpora = np.repeat(some.traced.corpora, np.diff(some.traced.bounds))
             rows = np.repeat(some.rows, np.diff(some.traced.bounds))
-            assert some.dealt is not None
-            dealt = [np.repeat(values, np.diff(some.traced.bounds)) for values in some.dealt]
+            assert some.ranks is not None
+            dealt = [np.repeat(values, np.diff(some.traced.bounds)) for values in some.ranks]
             for corpus, sequence, row, *place in zip(
                 corpora.tolist(), some.traced.sequences.tolist(), rows.tolist(), *dealt, strict=True
             ):
@@ -256,8 +256,8 @@ def test_documents_are_found_at_their_steps(tmp_path: Path) -> None:
         for some in run.find({1: np.array([5, 40, 41])}):
             counts = np.diff(some.traced.bounds)
             assert (counts > 0).all()
-            assert some.dealt is not None
-            dealt = [np.repeat(values, counts) for values in (some.rows, *some.dealt)]
+            assert some.ranks is not None
+            dealt = [np.repeat(values, counts) for values in (some.rows, *some.ranks)]
             have |= {
                 (*map(int, place), sequence)
                 for *place, sequence in zip(*dealt, some.traced.sequences.tolist(), strict=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.builder.prepare import make_plan_together
+from distcache.builder.prepare import agree_on_plan
 from distcache.plan import costs
 from distcache.plan.assignment import assign
 from distcache.plan.layout import make_layout
@@ -53,9 +53,7 @@ def test_links_are_taken_where_they_cost_nothing(
     large_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the test above would say nothing about them; and with very many ranks as they are."""
-    plan = make_plan_together(
-        SerialCommunicator(), config_from_mapping(large_config), 1, NullProgress()
-    )
+    plan = agree_on_plan(SerialCommunicator(), config_from_mapping(large_config), 1, NullProgress())
     layout = make_layout(plan.items)
     assert len(assign(plan.items, layout, 2048).linked) > 0
     monkeypatch.setattr(costs, "LINK_SHARE", 0.0)

@@ -91,9 +91,9 @@ def test_steps_deal_samples_as_samplers_do(kind: Any, tmp_path: Path) -> None:
         run = TracedRun(found, Sampling(kind, micro, ranks))
         dealt = {}
         for some in run.of_steps(steps):
-            assert some.dealt is not None
+            assert some.ranks is not None
             for step, position, m, rank, slot in zip(
-                steps.numbers[some.rows], some.traced.positions, *some.dealt, strict=True
+                steps.numbers[some.rows], some.traced.positions, *some.ranks, strict=True
             ):
                 dealt[int(step), int(m), int(rank), int(slot)] = int(position)
         expected = {}

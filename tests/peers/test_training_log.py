@@ -62,8 +62,8 @@ def test_steps_of_a_log_are_those_that_were_served(interval: int, tmp_path: Path
         own = steps.take(steps.jobs == job)
         found = []
         for some in run.of_steps(own):
-            assert some.dealt is not None
-            columns = (own.numbers[some.rows], *some.dealt, some.traced.positions)
+            assert some.ranks is not None
+            columns = (own.numbers[some.rows], *some.ranks, some.traced.positions)
             found += np.stack(columns, axis=1).tolist()
         assert sorted(found) == sorted(served)
 

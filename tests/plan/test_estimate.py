@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.builder.prepare import make_plan_together
+from distcache.builder.prepare import agree_on_plan
 from distcache.plan.assignment import Estimate, assign, estimate
 from distcache.plan.layout import make_layout
 from distcache.plan.model import SectionPlan
@@ -17,7 +17,7 @@ from distcache.ranks.progress import NullProgress
 
 def foresee(fields: dict[str, Any], ranks: int, per_node: int, threads: int = 1) -> Estimate:
     """Foresee a build of a configuration."""
-    plan = make_plan_together(SerialCommunicator(), config_from_mapping(fields), 1, NullProgress())
+    plan = agree_on_plan(SerialCommunicator(), config_from_mapping(fields), 1, NullProgress())
     layout = make_layout(plan.items)
     return estimate(plan, layout, assign(plan.items, layout, ranks, threads), per_node)
 

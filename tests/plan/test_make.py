@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.builder.prepare import make_plan_together
+from distcache.builder.prepare import agree_on_plan
 from distcache.errors import ConfigError
 from distcache.plan.config import Config
 from distcache.plan.model import Plan
@@ -22,7 +22,7 @@ from tests.support.corpora import LENGTHS, write_corpus, write_lengths
 def plan_of(config: Config | dict[str, Any]) -> Plan:
     """Examine the corpora of a configuration and make its plan."""
     decoded = config if isinstance(config, Config) else config_from_mapping(config)
-    return make_plan_together(SerialCommunicator(), decoded, 1, NullProgress())
+    return agree_on_plan(SerialCommunicator(), decoded, 1, NullProgress())
 
 
 def problems_of(config: dict[str, Any]) -> tuple[str, ...]:

@@ -65,9 +65,9 @@ def test_planted_documents_are_found_at_the_steps_that_loaders_gave(
     run = TracedRun(found, Sampling(kind, micro, ranks), taken)
     dealt = {}
     for some in run.of_steps(taken):
-        assert some.dealt is not None
+        assert some.ranks is not None
         for row, position, *place in zip(
-            some.rows.tolist(), some.traced.positions.tolist(), *some.dealt, strict=True
+            some.rows.tolist(), some.traced.positions.tolist(), *some.ranks, strict=True
         ):
             dealt[(row + 1, *map(int, place))] = position
     served = {place: what for place, what in served.items() if place[0] <= count}
@@ -86,12 +86,12 @@ def test_planted_documents_are_found_at_the_steps_that_loaders_gave(
             expected.add(place)
     have = set()
     for some in run.find({2: wanted}):
-        assert some.dealt is not None
+        assert some.ranks is not None
         inputs = np.add.reduceat(
             some.traced.ends - some.traced.begins - some.traced.label_only,
             some.traced.bounds[:-1],
         )
-        places = zip((some.rows + 1).tolist(), *some.dealt, strict=True)
+        places = zip((some.rows + 1).tolist(), *some.ranks, strict=True)
         have |= {tuple(map(int, p)) for p, tokens in zip(places, inputs, strict=True) if tokens}
     assert have == expected
     assert have
