@@ -98,7 +98,7 @@ def _lock(sets: Sequence[Mirrored], stack: contextlib.ExitStack) -> None:
             make_directories(path)
             lock = try_lock(path / LOCK)
         if lock is None:
-            raise ConfigError(f"{directory}: another job brings shards to it; wait for its end")
+            raise ConfigError(f"{directory}: in use by another job; wait until it finishes")
         stack.callback(os.close, lock)
 
 

@@ -62,7 +62,8 @@ def ramp_of(training: Training, batch: int) -> Ramp | None:
     Raises
     ------
     ConfigError
-        If it is none, or the release that counts is not known: since 0.18 it changes nothing.
+        If the options are not a ramp, or the release is not known: since 0.18 a ramp changes
+        nothing.
     """
     if training.rampup_batch_size is None:
         return None

@@ -1,8 +1,8 @@
-"""Phases: a blend whose weights change, and in which each corpus gives its samples once.
+"""A blend whose weights change during training.
 
-The sections are those of one blend by the mean weights, as Megatron builds them. Within a phase the
-corpora that have a weight are drawn as Megatron draws them, from the start of a blend on; the last
-phase goes on for the samples by which Megatron rounds its targets up.
+The sections are those of one blend by the mean weights, as Megatron builds them. Each corpus is
+drawn on from where the phase before left it, by Megatron's rule for a blend. The last phase is
+longer by what Megatron's rounding adds.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def parse_tokens(text: str) -> int:
     Raises
     ------
     ConfigError
-        If it is none, or less than 1.
+        If it is not a number, or less than 1.
     """
     bare = text.strip().upper()
     power = "KMBT".find(bare[-1:]) + 1 if bare[-1:] else 0
