@@ -19,14 +19,14 @@ for path in sorted([*directory.glob("*.mds"), *directory.glob("*.mds.zstd")]):
     data = path.read_bytes()
     if path == packed:
         data = zstandard.ZstdDecompressor().decompressobj().decompress(data)
-    # The number of samples, and their offsets to the end of the last; then JSON of the columns.
-    samples = int.from_bytes(data[:4], "little")
-    begin = 4 * (samples + 2)
+    # The number of records, and their offsets to the end of the last; then JSON of the columns.
+    records = int.from_bytes(data[:4], "little")
+    begin = 4 * (records + 2)
     first, size = (int.from_bytes(data[at : at + 4], "little") for at in (4, begin - 4))
     if not data or len(data) != size:
         sys.exit(f"{path}: has {len(data)} bytes, its header says {size}")
     zipped = {"basename": packed.name, "hashes": {}} if packed.exists() else None
-    entry = json.loads(data[begin:first]) | {"samples": samples, "hashes": []}
+    entry = json.loads(data[begin:first]) | {"samples": records, "hashes": []}
     entry["raw_data"] = {"basename": raw, "bytes": size, "hashes": {}}
     entry["zip_data"] = zipped and zipped | {"bytes": packed.stat().st_size}
     shards.append(entry | {"compression": "zstd" if zipped else None})

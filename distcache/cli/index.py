@@ -62,7 +62,7 @@ def mds_command(
     options: MdsOptions,
     column: ColumnOption = None,
     rows: Annotated[
-        bool, typer.Option("--rows", help="Index whole samples, of any columns, not tokens.")
+        bool, typer.Option("--rows", help="Index whole records, of any columns, not tokens.")
     ] = False,
     threads: ThreadsOption = 0,
     log_format: LogOption = "auto",
@@ -86,9 +86,9 @@ def mds_command(
         distcache index mds s3://lake/c4-mds --split train -o corpora/c4
     """
     if rows and column:
-        raise ConfigError("--rows indexes whole samples: leave out --column, or --rows")
+        raise ConfigError("--rows indexes whole records: leave out --column, or --rows")
     if rows and (options.dtype or options.vocabulary):
-        raise ConfigError("--rows indexes whole samples: leave out --dtype and --vocab-size")
+        raise ConfigError("--rows indexes whole records: leave out --dtype and --vocab-size")
     options = msgspec.structs.replace(options, column="" if rows else column or "tokens")
     communicator = connect()
     interrupt_on_signals()
@@ -110,7 +110,7 @@ def mds_command(
         )
     left_out = sum(entry.skipped for entry in receipt.inputs)
     if left_out and communicator.rank == 0 and not as_json:
-        typer.echo(f"{left_out} samples were left out: see {out}.receipt.json", err=True)
+        typer.echo(f"{left_out} records were left out: see {out}.receipt.json", err=True)
     print_result(communicator.rank, receipt, [out], as_json=as_json)
 
 
@@ -125,7 +125,7 @@ def mix_command(
     ],
     options: MixOptions,
     rows: Annotated[
-        bool, typer.Option("--rows", help="Whole samples, of any columns; else tokens.")
+        bool, typer.Option("--rows", help="Whole records, of any columns; else tokens.")
     ] = False,
     column: ColumnOption = None,
     dtype: TokenDtype = None,
@@ -147,7 +147,7 @@ def mix_command(
     """
     if rows and (column or dtype or options.sequence_length):
         raise ConfigError(
-            "--rows mixes whole samples: leave out --column, --dtype and --sequence-length"
+            "--rows mixes whole records: leave out --column, --dtype and --sequence-length"
         )
     sets = MdsOptions(column="" if rows else column or "tokens", dtype=dtype)
     options = msgspec.structs.replace(options, mds=sets)

@@ -9,7 +9,7 @@ have one of two forms:
   Offsets that are the running sum are a view too if the `.bin` is a link to a longer one. If the
   `.bin` is no link and exactly as long as the lengths say, the sequences cover each byte once.
 
-With a `.shards` file beside it, a corpus is a view of shards: each sequence is within the samples
+With a `.shards` file beside it, a corpus is a view of shards: each sequence is within the records
 of one of them.
 """
 
@@ -357,7 +357,7 @@ def _outside_shards(
         if not inside.all():
             place = first + int(np.argmin(inside))
             message = (
-                f"{np.count_nonzero(~inside)} sequences lie outside of the samples of all shards, "
+                f"{np.count_nonzero(~inside)} sequences lie outside of the records of all shards, "
                 f"the first is {place}: {idx.lengths[place]} tokens at byte {idx.offsets[place]}"
             )
             return (Fault(head.prefix, idx.path, message),)

@@ -27,18 +27,18 @@ from distcache.corpus.mds.index_json import Columns, DataSet, ShardEntry, read_i
 from distcache.corpus.mds.shard_table import read_table, shards_path, write_table
 from distcache.corpus.mds.stored_shard import StoredShard, find_shard
 from distcache.corpus.receipt import Origin, Receipt
-from distcache.edit.mds_records import (
-    SampleIndexReader,
-    SampleIndexWriter,
+from distcache.edit.indexed_shards import (
+    IndexedShard,
+    RecordIndexReader,
+    RecordIndexWriter,
     SetFacts,
-    ShardRecord,
     Totals,
     aligned,
-    batches_of_records,
+    batches_of_shards,
     common_type,
-    damaged_record,
+    damaged_shard,
+    indexed_shard,
     receipt_of_sets,
-    record_of,
     table_of,
     totals_of,
 )
@@ -116,10 +116,10 @@ def index_mds(
         output = Output(out, tokens="shards")
 
         def make() -> tuple[list[Receipt], dict[int, str]]:
-            facts, records = _Indexing(communicator, sets, output, options, threads, watch).make()
+            facts, shards = _Indexing(communicator, sets, output, options, threads, watch).make()
             receipt = on_rank_0(
                 communicator,
-                lambda: receipt_of_sets(facts, output.name(0), origin, sets, records, options),
+                lambda: receipt_of_sets(facts, output.name(0), origin, sets, shards, options),
                 Receipt,
                 "the receipt",
             )
@@ -260,15 +260,15 @@ class _Indexing:
         self._own = _share(sizes, communicator.size, communicator.rank)
         self._sizes = sizes
 
-    def make(self) -> tuple[CorpusFacts, list[ShardRecord]]:
+    def make(self) -> tuple[CorpusFacts, list[IndexedShard]]:
         """Scan all shards and write the index. Collective.
 
         Returns
         -------
         facts : CorpusFacts
             Facts of the unfinished corpus, which is sound.
-        records : list
-            Records of all shards, on rank 0; empty elsewhere.
+        shards : list
+            All shards, on rank 0; empty elsewhere.
         """
         communicator = self._communicator
         attempt = on_rank_0(communicator, lambda: secrets.token_hex(4), str, "naming the attempt")
@@ -288,15 +288,15 @@ class _Indexing:
         on_all_ranks(
             communicator, lambda: self._write(plan, mine, first, base), "writing the index"
         )
-        records: list[ShardRecord] = []
+        shards: list[IndexedShard] = []
 
         def write_shards() -> None:
-            records.extend(self._all_records(attempt))
-            write_table(prefix, table_of(records, self._columns()))
+            shards.extend(self._all_shards(attempt))
+            write_table(prefix, table_of(shards, self._columns()))
 
         on_rank_0(communicator, write_shards, None, "writing the table of shards")
         self._watch.phase("examining")
-        return require_sound(communicator, [prefix], self._threads)[prefix], records
+        return require_sound(communicator, [prefix], self._threads)[prefix], shards
 
     def _columns(self) -> bytes:
         if not self._options.rows:
@@ -306,7 +306,7 @@ class _Indexing:
 
     def _lay_out(self, plan: IdxPlan) -> None:
         if not plan.sequences:
-            raise CorpusError("no sample is left to index")
+            raise CorpusError("no record is left to index")
         lay_out_idx(self._output.unfinished(0), plan)
 
     def _entries(self) -> Iterator[tuple[int, str, ShardEntry]]:
@@ -323,54 +323,54 @@ class _Indexing:
                     yield number, data.directory, data.shards[number - first]
             first = last
 
-    def _scan(self, attempt: str) -> list[ShardRecord]:
+    def _scan(self, attempt: str) -> list[IndexedShard]:
         """Scan this rank's shards, but for those that an earlier run has left."""
         directory = self._output.directory
         known = {
-            record.shard: record
+            shard.number: shard
             for path in sorted(directory.glob("index.*.jsonl"))
-            for record in read_journal(path, ShardRecord)
-            if record.shard in self._own
+            for shard in read_journal(path, IndexedShard)
+            if shard.number in self._own
         }
         entries = list(self._entries())
-        left = [known[shard] for shard, *_ in entries if shard in known]
-        left = [record for record in left if self._is_valid(record)]
-        done = {record.shard: record for record in left}
-        self._watch.advance(float(sum(self._sizes[shard] for shard in done)))
+        left = [known[number] for number, *_ in entries if number in known]
+        left = [shard for shard in left if self._is_valid(shard)]
+        done = {shard.number: shard for shard in left}
+        self._watch.advance(float(sum(self._sizes[number] for number in done)))
         todo = [entry for entry in entries if entry[0] not in done]
         rank = self._communicator.rank
         journal = directory / f"index.{attempt}.{rank}.jsonl"
         with (
             Journal(journal, left) as lines,
-            SampleIndexWriter(directory, attempt, rank) as numbers,
+            RecordIndexWriter(directory, attempt, rank) as numbers,
         ):
             scanner = _Scanner(self._options, lines, numbers, self._watch)
             made = map_in_threads(scanner.scan, todo, self._threads)
-        found = done | {record.shard: record for record in made}
-        return [found[shard] for shard, *_ in entries]
+        found = done | {shard.number: shard for shard in made}
+        return [found[number] for number, *_ in entries]
 
-    def _is_valid(self, record: ShardRecord) -> bool:
+    def _is_valid(self, shard: IndexedShard) -> bool:
         """Return whether a shard is the one that was scanned, and its numbers are there."""
         try:
-            modified = os.stat(record.path).st_mtime_ns
-            path = self._output.directory / record.file
-            end = record.begin + 8 * record.sequences
-            same = digest_range(path, record.begin, end) == record.digest
+            modified = os.stat(shard.path).st_mtime_ns
+            path = self._output.directory / shard.file
+            end = shard.begin + 8 * shard.sequences
+            same = digest_range(path, shard.begin, end) == shard.digest
         except OSError:
             return False
-        return same and modified == record.modified and not record.damage
+        return same and modified == shard.modified and not shard.damage
 
-    def _write(self, plan: IdxPlan, records: Sequence[ShardRecord], first: int, base: int) -> None:
+    def _write(self, plan: IdxPlan, shards: Sequence[IndexedShard], first: int, base: int) -> None:
         path = idx_path(self._output.unfinished(0))
-        kept = [record for record in records if not record.damage]
+        kept = [shard for shard in shards if not shard.damage]
         with (
             no_space_as_error(path),
             closing_fd(open_to_write(path)) as descriptor,
-            SampleIndexReader(self._output.directory) as numbers,
+            RecordIndexReader(self._output.directory) as numbers,
         ):
-            for some in batches_of_records(kept):
+            for some in batches_of_shards(kept):
                 lengths, pointers = zip(*map(numbers.of, some), strict=True)
-                sizes = [aligned(record.raw_size) for record in some]
+                sizes = [aligned(shard.raw_size) for shard in some]
                 bases = base + np.cumsum([0, *sizes])
                 starts = np.repeat(bases[:-1], list(map(len, lengths)))
                 offsets = starts + np.concatenate(pointers)
@@ -380,28 +380,28 @@ class _Indexing:
                 base = int(bases[-1])
             os.fsync(descriptor)
 
-    def _all_records(self, attempt: str) -> list[ShardRecord]:
+    def _all_shards(self, attempt: str) -> list[IndexedShard]:
         """Read what all ranks have found, from their journals."""
-        records = [
-            record
+        shards = [
+            shard
             for rank in range(self._communicator.size)
-            for record in read_journal(
-                self._output.directory / f"index.{attempt}.{rank}.jsonl", ShardRecord
+            for shard in read_journal(
+                self._output.directory / f"index.{attempt}.{rank}.jsonl", IndexedShard
             )
         ]
-        records.sort(key=lambda record: record.shard)
-        if [record.shard for record in records] != list(range(len(self._sizes))):
+        shards.sort(key=lambda shard: shard.number)
+        if [shard.number for shard in shards] != list(range(len(self._sizes))):
             raise DistcacheError(
                 f"{self._output.directory}: the journals of the ranks are not whole; run again"
             )
-        return records
+        return shards
 
 
 class _Scanner:
     """Scans shards, in several threads, each with room for one."""
 
     def __init__(
-        self, options: MdsOptions, journal: Journal, numbers: SampleIndexWriter, progress: Progress
+        self, options: MdsOptions, journal: Journal, numbers: RecordIndexWriter, progress: Progress
     ) -> None:
         self._options = options
         self._journal = journal
@@ -410,13 +410,13 @@ class _Scanner:
         self._rooms = threading.local()
         self._lock = threading.Lock()
 
-    def scan(self, task: tuple[int, str, ShardEntry]) -> ShardRecord:
+    def scan(self, task: tuple[int, str, ShardEntry]) -> IndexedShard:
         """Scan a shard, and journal what was found.
 
         Raises
         ------
         CorpusError
-            If it or one of its samples is damaged, and that is not to be skipped.
+            If it or one of its records is damaged, and that is not to be skipped.
         """
         number, directory, entry = task
         skip = self._options.on_error == "skip"
@@ -427,26 +427,26 @@ class _Scanner:
         except CorpusError as error:
             if not skip:
                 raise
-            record = damaged_record(number, directory, entry, str(error))
+            shard = damaged_shard(number, directory, entry, str(error))
         else:
             if scan.wrong and not skip:
-                sample, reason = min(scan.wrong.items())
+                record, reason = min(scan.wrong.items())
                 raise CorpusError(
-                    f"{stored.path}: sample {sample}: {reason} ({len(scan.wrong)} such samples; "
+                    f"{stored.path}: record {record}: {reason} ({len(scan.wrong)} such records; "
                     "--on-error skip leaves them out)"
                 )
             data = scan.lengths.tobytes() + scan.pointers.tobytes()
-            record = record_of(number, stored, modified, entry, scan)
-            record = msgspec.structs.replace(
-                record,
+            shard = indexed_shard(number, stored, modified, entry, scan)
+            shard = msgspec.structs.replace(
+                shard,
                 file=self._numbers.name,
                 begin=self._numbers.append(data),
                 digest=xxhash.xxh3_128_hexdigest(data),
             )
         with self._lock:
-            self._journal.append(record)
+            self._journal.append(shard)
             self._progress.advance(entry.raw_data.bytes)
-        return record
+        return shard
 
     def _room(self, stored: StoredShard) -> NDArray[np.uint8]:
         room: NDArray[np.uint8] | None = getattr(self._rooms, "room", None)

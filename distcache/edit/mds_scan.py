@@ -1,4 +1,4 @@
-"""Scan one MDS shard: the places of its samples, or of the tokens of one of their columns."""
+"""Scan one MDS shard: the places of its records, or of the tokens of one of their columns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MdsOptions(msgspec.Struct, frozen=True):
     Attributes
     ----------
     column : str
-        Column of tokens; empty for whole samples, as rows.
+        Column of tokens; empty for whole records, as rows.
     """
 
     column: str = "tokens"
@@ -61,26 +61,26 @@ class MdsOptions(msgspec.Struct, frozen=True):
     ] = None
     on_error: Annotated[
         Literal["fail", "skip"],
-        Option("End at the first damaged shard or sample, or leave them out."),
+        Option("End at the first damaged shard or record, or leave them out."),
     ] = "fail"
 
     @property
     def rows(self) -> bool:
-        """Whether whole samples are indexed."""
+        """Whether whole records are indexed."""
         return not self.column
 
 
 class Scan(NamedTuple):
     """What is known of a shard."""
 
-    lengths: NDArray[np.int32]  # tokens of each sample that is kept; bytes, if samples are rows
+    lengths: NDArray[np.int32]  # tokens of each record that is kept; bytes, if records are rows
     pointers: NDArray[np.uint32]  # bytes of the raw shard where each begins
-    data_begin: int  # start of the samples, in bytes
+    data_begin: int  # start of the records, in bytes
     # XXH3-128 of both forms; zeros of the one that does not exist
     raw_digest: bytes
     zip_digest: bytes
     dtype: str  # name of the type of the tokens
-    wrong: dict[int, str]  # samples that are left out, and why
+    wrong: dict[int, str]  # records that are left out, and why
 
 
 def kind_of(entry: ShardEntry, options: MdsOptions) -> TokenColumn:
@@ -100,7 +100,7 @@ def kind_of(entry: ShardEntry, options: MdsOptions) -> TokenColumn:
     if kind is None:
         raise ConfigError(
             f"--column {options.column}: is {encoding}, expected an ndarray of one dimension, or "
-            "bytes; whole samples are indexed with --rows"
+            "bytes; whole records are indexed with --rows"
         )
     if kind.dtype is not None and options.dtype not in (None, kind.dtype.name):
         raise ConfigError(f"--dtype {options.dtype}: the column is {encoding}")
@@ -133,7 +133,7 @@ def scan_shard(
     Raises
     ------
     CorpusError
-        If the shard is damaged; damaged samples are returned.
+        If the shard is damaged; damaged records are returned.
     """
     raw = room[: stored.raw_size]
     digests = read_shard(stored, entry, raw)
@@ -165,8 +165,8 @@ def _scanned(
 ) -> Scan:
     lengths = places.sizes // dtype.itemsize
     wrong = dict(places.wrong)
-    for sample in np.flatnonzero(lengths > np.iinfo(np.int32).max).tolist():
-        wrong[sample] = f"{lengths[sample]} are more than {np.iinfo(np.int32).max}"
+    for record in np.flatnonzero(lengths > np.iinfo(np.int32).max).tolist():
+        wrong[record] = f"{lengths[record]} are more than {np.iinfo(np.int32).max}"
     keep = np.ones(len(lengths), bool)
     keep[np.array(sorted(wrong), np.int64)] = False
     return Scan(
@@ -182,7 +182,7 @@ def _scanned(
 def _out_of_range(
     raw: NDArray[np.uint8], places: Places, dtype: np.dtype[Any], vocabulary: int | None
 ) -> dict[int, str]:
-    """Return the samples with tokens that are no ids, or beyond the vocabulary."""
+    """Return the records with tokens that are no ids, or beyond the vocabulary."""
     if vocabulary is None and dtype.name not in COMPARED:
         return {}
     limit = limit_of(token_type(dtype.name), vocabulary)
@@ -191,9 +191,9 @@ def _out_of_range(
     ends = np.cumsum(places.sizes // dtype.itemsize)
     begin = 0
     while (found := first_outside(values[begin:], limit)) >= 0:
-        sample = int(np.searchsorted(ends, begin + found, "right"))
-        wrong[sample] = f"token {values[begin + found]} is not below {limit}"
-        begin = int(ends[sample])
+        record = int(np.searchsorted(ends, begin + found, "right"))
+        wrong[record] = f"token {values[begin + found]} is not below {limit}"
+        begin = int(ends[record])
     return wrong
 
 
@@ -209,7 +209,7 @@ def _gather(raw: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
             first = raw[int(begins[0]) :]
             shape = (len(begins), int(sizes[0]))
             values = np.lib.stride_tricks.as_strided(first, shape, (step, 1), writeable=False)
-            return values.copy().reshape(-1)  # aligned, which one sample alone need not be
+            return values.copy().reshape(-1)  # aligned, which one record alone need not be
     parts = [
         raw[begin : begin + size]
         for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Rows of a split: samples of several columns, read from shards."""
+"""Rows of a split: records of shards, read whole."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from distcache.corpus.mds.index_json import CODECS
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.receipt import read_receipt
 from distcache.edit import index_mds as module
-from distcache.edit import mds_records as mds_numbers
+from distcache.edit import indexed_shards as mds_numbers
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
@@ -111,7 +111,7 @@ def test_a_shard_of_one_sample(tmp_path: Path) -> None:
 
 
 def test_rows_are_whole_samples(tmp_path: Path) -> None:
-    """Rows are whole samples of any columns, which the table describes; each has its bytes."""
+    """Rows are whole records of any columns, which the table describes; each has its bytes."""
     samples = [{"audio": bytes(range(n)), "text": "é" * n, "n": n} for n in range(20)]
     columns = {"audio": "bytes", "text": "str", "n": "int"}
     data = write_mds(tmp_path / "data", columns, samples, codec="gz")

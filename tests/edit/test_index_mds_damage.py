@@ -52,7 +52,7 @@ def spoil_index(data: Path, change: Any) -> None:
         (lambda d: d["shards"][0].update(compression="lz4"), "without a compressed file"),
         (lambda d: d["shards"][0].update(column_sizes=[]), "not equally many"),
         (lambda d: d["shards"][1].update(raw_data=d["shards"][0]["raw_data"]), "issue 959"),
-        (lambda d: d["shards"][0].update(samples=5), "its header says 7 samples, the index 5"),
+        (lambda d: d["shards"][0].update(samples=5), "its header says 7 records, the index 5"),
         (lambda d: d["shards"][0]["raw_data"].update(hashes={"xxh64": "0"}), "its xxh64 is"),
         (lambda d: d["shards"][0]["raw_data"].update(hashes={"x": "0"}), "an unknown kind, x"),
         (lambda d: d.update(shards=[]), "data: without a shard"),
@@ -106,9 +106,9 @@ def overwrite(path: Path, at: int, data: bytes) -> None:
         (lambda p: (p.unlink(), p.mkdir()), "is no regular file"),
         (lambda p: (p.unlink(), os.mkfifo(p)), "is no regular file"),
         (cut, "the index says"),
-        (lambda p: overwrite(p, 0, b"\x09"), "its header says 9 samples"),
-        (lambda p: overwrite(p, 8, b"\xff\xff\xff\x7f"), "its offsets decrease after sample 1"),
-        (lambda p: overwrite(p, 32, b"\xff\xff\xff\x7f"), "its samples end at byte"),
+        (lambda p: overwrite(p, 0, b"\x09"), "its header says 9 records"),
+        (lambda p: overwrite(p, 8, b"\xff\xff\xff\x7f"), "its offsets decrease after record 1"),
+        (lambda p: overwrite(p, 32, b"\xff\xff\xff\x7f"), "its records end at byte"),
         (lambda p: overwrite(p, 40, b"["), "the description of its columns is damaged"),
     ],
 )
@@ -151,7 +151,7 @@ def test_faults_of_a_shard_are_named(
 def test_faults_of_samples_are_named(
     encoding: str, values: list[Any], options: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    """Faults of samples are named, or they alone are left out."""
+    """Faults of records are named, or they alone are left out."""
     good = [np.arange(3, dtype="i4"), np.arange(5, dtype="i4")]
     if encoding != "ndarray:int32":
         good = [value.astype(encoding.partition(":")[2] or "i4") for value in good]
@@ -168,7 +168,7 @@ def test_faults_of_samples_are_named(
 
 
 def test_tokens_that_are_no_integers(tmp_path: Path) -> None:
-    """They are refused with the shard, where its first sample says the type."""
+    """They are refused with the shard, where its first record says the type."""
     samples = [{"tokens": np.zeros(3, "f4")}] * 2
     data = write_mds(tmp_path / "data", {"tokens": "ndarray"}, samples)
     with pytest.raises(CorpusError, match=r"shard\.00000\.mds: its tokens are float32"):

@@ -1,6 +1,6 @@
-"""The columns of samples: the places of their values in a raw shard.
+"""The columns of records: the places of their values in a raw shard.
 
-A sample is a u32 size for each column that varies, in their order, then the columns, one after the
+A record is a u32 size for each column that varies, in their order, then the columns, one after the
 other (``streaming/base/format/mds/reader.py``).
 """
 
@@ -31,7 +31,7 @@ class Places(NamedTuple):
     # bytes of the raw shard
     begins: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    # samples whose places are not known, and why; their begins and sizes are 0
+    # records whose places are not known, and why; their begins and sizes are 0
     wrong: dict[int, str]
 
 
@@ -44,8 +44,8 @@ def column_places(
     ----------
     raw : ndarray of uint8
         The raw shard.
-    offsets : ndarray of int64, shape (samples + 1,)
-        Offsets of samples; they do not decrease, and end with the shard.
+    offsets : ndarray of int64, shape (records + 1,)
+        Offsets of records; they do not decrease, and end with the shard.
     columns : Columns
         Columns of the shard.
     column : int
@@ -72,8 +72,8 @@ def column_places(
             own = sizes
     wrong |= total != lengths
     reasons = {
-        int(sample): f"its columns take {total[sample]} bytes of {lengths[sample]}"
-        for sample in np.flatnonzero(wrong)
+        int(record): f"its columns take {total[record]} bytes of {lengths[record]}"
+        for record in np.flatnonzero(wrong)
     }
     return Places(np.where(wrong, 0, begins + skipped), np.where(wrong, 0, own), reasons)
 
@@ -81,7 +81,7 @@ def column_places(
 def _u32_at(
     raw: NDArray[np.uint8], places: NDArray[np.int64], wrong: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Return the u32 at places of a shard, 0 for samples that are known to be wrong."""
+    """Return the u32 at places of a shard, 0 for records that are known to be wrong."""
     if wrong.all():
         return np.zeros(len(places), np.int64)
     places = np.where(wrong, 0, places)
@@ -94,8 +94,8 @@ def _u32_at(
 class TokenColumn(NamedTuple):
     """How a column holds tokens."""
 
-    dtype: np.dtype[Any] | None  # type of the tokens; None if each sample says it
-    length: int | None  # tokens of every sample; None if it varies
+    dtype: np.dtype[Any] | None  # type of the tokens; None if each record says it
+    length: int | None  # tokens of every record; None if it varies
     has_head: bool  # whether each value begins with its shape, as an ndarray whose shape varies
 
 
@@ -141,7 +141,7 @@ def token_places(
     places : Places
         Places of the tokens alone.
     dtype : dtype or None
-        Type of the tokens, given or from the first sample that says it; other samples are
+        Type of the tokens, given or from the first record that says it; other records are
         wrong.
     """
     begins, sizes, wrong = places.begins.copy(), places.sizes.copy(), dict(places.wrong)
@@ -161,9 +161,9 @@ def token_places(
     return Places(begins, sizes, wrong), dtype
 
 
-def _note(wrong: dict[int, str], samples: NDArray[np.int64], reason: Any) -> None:
-    for sample in samples.tolist():
-        wrong.setdefault(sample, reason(sample))
+def _note(wrong: dict[int, str], records: NDArray[np.int64], reason: Any) -> None:
+    for record in records.tolist():
+        wrong.setdefault(record, reason(record))
 
 
 def _skip_dtypes(

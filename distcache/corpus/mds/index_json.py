@@ -31,7 +31,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @decodable
 class Columns(msgspec.Struct, frozen=True):
-    """The columns of the samples of a shard, in their order; sizes are None where they vary."""
+    """The columns of the records of a shard, in their order; sizes are None where they vary."""
 
     column_names: tuple[str, ...]
     column_encodings: tuple[str, ...]
@@ -52,7 +52,7 @@ class ShardEntry(Columns, frozen=True, forbid_unknown_fields=True, kw_only=True)
     hashes: tuple[str, ...]  # algorithms of the digests of its files
     # the shard, and its compressed form if there is one
     raw_data: FileEntry
-    samples: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]  # number of samples
+    samples: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]  # number of records
     size_limit: int | str | None  # size limit that its writer was given
     zip_data: FileEntry | None
 
@@ -82,7 +82,7 @@ class DataSet(msgspec.Struct, frozen=True):
     # bytes and XXH3-128 of `index.json`
     size: int
     digest: str
-    shards: tuple[ShardEntry, ...]  # shards in the order of the samples
+    shards: tuple[ShardEntry, ...]  # shards in the order of the records
 
 
 def read_index(directory: str | Path, split: str = "") -> DataSet:

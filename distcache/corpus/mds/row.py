@@ -1,4 +1,4 @@
-"""A sample of several columns, whose values are decoded when they are asked for."""
+"""A record of several columns, whose values are decoded when they are asked for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 class Row(Mapping[str, Any]):
-    """A sample: a mapping from the names of columns to their values.
+    """A record: a mapping from the names of columns to their values.
 
     ``bytes`` and images are bytes, texts are ``str``, integers and floats are Python's, ndarrays
     are NumPy's, and JSON is decoded. A pickle is never.
@@ -39,9 +39,9 @@ class Row(Mapping[str, Any]):
     columns : Columns
         Columns of the data set.
     data : bytes
-        The sample.
+        The record.
     place : str
-        Place of the sample, for messages.
+        Place of the record, for messages.
     """
 
     __slots__ = ("_columns", "_data", "_place", "_spans")

@@ -70,7 +70,7 @@ class ShardTable:
 
     rows: NDArray[Any]  # rows in the order of the `.bin`
     text: bytes  # the paths of the files, in UTF-8, one after the other
-    columns: bytes  # JSON of the columns of samples, if the corpus is one of rows; else empty
+    columns: bytes  # JSON of the columns of records, if the corpus is one of rows; else empty
     # over all shards
     sequences: int
     tokens: int
@@ -207,7 +207,7 @@ def _problem(table: ShardTable) -> str:
     if not (rows["flags"] & DIGESTED).all() or (rows["codec"] >= len(CODECS)).any():
         return "the digest or the compression of a shard is unknown"
     if (rows["data_begin"] > rows["raw_size"]).any():
-        return "the samples of a shard begin after its end"
+        return "the records of a shard begin after its end"
     firsts = rows["first_sequence"].astype(np.int64)
     if (np.diff(firsts, append=table.sequences) < 0).any() or firsts[:1].any():
         return "the sequences of its shards do not follow one another"

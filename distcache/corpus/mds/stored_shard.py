@@ -245,14 +245,14 @@ class _Header(Columns, frozen=True):
     """What is read of the JSON in a header; it has more."""
 
 
-def offsets_size(samples: int) -> int:
-    """Return the bytes before the JSON of a header: the number of samples, and their offsets."""
-    return 4 * (samples + 2)
+def offsets_size(records: int) -> int:
+    """Return the bytes before the JSON of a header: the number of records, and their offsets."""
+    return 4 * (records + 2)
 
 
-def offsets_of(front: NDArray[np.uint8], samples: int) -> NDArray[np.int64]:
-    """Return the offsets of samples, and the end of the last; the front holds them all."""
-    end = offsets_size(samples)
+def offsets_of(front: NDArray[np.uint8], records: int) -> NDArray[np.int64]:
+    """Return the offsets of records, and the end of the last; the front holds them all."""
+    end = offsets_size(records)
     offsets: NDArray[np.int64] = front[4:end].view("<u4").astype(np.int64)
     return offsets
 
@@ -263,19 +263,19 @@ def header_problem(front: NDArray[np.uint8], entry: ShardEntry) -> str:
     Parameters
     ----------
     front : ndarray of uint8
-        The shard's first bytes, as far as its first sample, or as many as there are.
+        The shard's first bytes, as far as its first record, or as many as there are.
     entry : ShardEntry
         Entry of the shard in `index.json`.
     """
-    samples, json_begin = entry.samples, offsets_size(entry.samples)
+    records, json_begin = entry.samples, offsets_size(entry.samples)
     if len(front) < 4:
         return f"has {len(front)} bytes, too few for a header"
     found = int(front[:4].view("<u4")[0])
-    if found != samples:
-        return f"its header says {found} samples, the index {samples}"
+    if found != records:
+        return f"its header says {found} records, the index {records}"
     if len(front) < json_begin:
-        return f"ends at byte {len(front)}, within the offsets of {samples} samples"
-    offsets = offsets_of(front, samples)
+        return f"ends at byte {len(front)}, within the offsets of {records} records"
+    offsets = offsets_of(front, records)
     if problem := _offset_problem(offsets, json_begin, entry.raw_data.bytes):
         return problem
     if len(front) < offsets[0]:
@@ -286,12 +286,12 @@ def header_problem(front: NDArray[np.uint8], entry: ShardEntry) -> str:
 def _offset_problem(offsets: NDArray[np.int64], json_begin: int, size: int) -> str:
     falls = np.flatnonzero(np.diff(offsets) < 0)
     if len(falls):
-        return f"its offsets decrease after sample {falls[0]}"
+        return f"its offsets decrease after record {falls[0]}"
     if offsets[-1] != size:
-        return f"its samples end at byte {offsets[-1]}, the index says {size}"
+        return f"its records end at byte {offsets[-1]}, the index says {size}"
     if offsets[0] < json_begin or offsets[0] - json_begin > MAX_COLUMNS_BYTES:
         return (
-            f"its first sample begins at byte {offsets[0]}, expected {json_begin} and the columns"
+            f"its first record begins at byte {offsets[0]}, expected {json_begin} and the columns"
         )
     return ""
 

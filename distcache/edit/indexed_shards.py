@@ -1,4 +1,4 @@
-"""What is known of indexed shards: journaled records and numbers, and what is made of them."""
+"""What is known of indexed shards: journaled lines and numbers, and what is made of them."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from distcache.storage.files import (
 )
 from distcache.storage.threads import decodable
 
-MAX_LISTED: Final = 1000  # damaged samples of a shard that are listed; all are counted
+MAX_LISTED: Final = 1000  # damaged records of a shard that are listed; all are counted
 LISTED_PER_RECEIPT: Final = 100_000  # of a receipt
 BLOCK_SEQUENCES: Final = 1 << 20  # sequences whose lengths and pointers are in memory
 
 
 @decodable
-class ShardRecord(msgspec.Struct, frozen=True):
+class IndexedShard(msgspec.Struct, frozen=True):
     """What is known of a shard, as a line of a journal."""
 
-    shard: int  # among those of all data sets
+    number: int  # among the shards of all data sets
     # the form that was read; `zip_size` is 0 if it is raw, `modified` its time in nanoseconds
     path: str
     codec: str
@@ -58,9 +58,9 @@ class ShardRecord(msgspec.Struct, frozen=True):
     # XXH3-128 in hexadecimal; zeros where it is not known
     raw_digest: str
     zip_digest: str
-    data_begin: int  # start of the samples, in bytes
-    # samples that it has; those that are kept, with all tokens; and how many have none
-    samples: int
+    data_begin: int  # start of the records, in bytes
+    # records that it has; those that are kept, with all tokens; and how many have none
+    records: int
     sequences: int
     tokens: int
     empty: int
@@ -68,7 +68,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
     least: int
     most: int
     dtype: str  # type of the tokens
-    wrong: list[tuple[int, str]]  # samples that are left out, and why: the first 1,000
+    wrong: list[tuple[int, str]]  # records that are left out, and why: the first 1,000
     damage: str  # why the whole shard is left out; empty if it is not
     # file and first byte of the lengths and pointers that are kept, and their XXH3-128
     file: str = ""
@@ -94,12 +94,12 @@ class Totals(msgspec.Struct, frozen=True, array_like=True):
     dtypes: list[str]
 
 
-def record_of(
+def indexed_shard(
     number: int, stored: StoredShard, modified: int, entry: ShardEntry, scan: Scan
-) -> ShardRecord:
-    """Return the record of a scanned shard, whose numbers are nowhere yet."""
-    return ShardRecord(
-        shard=number,
+) -> IndexedShard:
+    """Return what is known of a scanned shard, whose numbers are nowhere yet."""
+    return IndexedShard(
+        number=number,
         path=stored.path,
         codec=stored.codec,
         zip_size=stored.size if stored.codec else 0,
@@ -108,7 +108,7 @@ def record_of(
         raw_digest=scan.raw_digest.hex(),
         zip_digest=scan.zip_digest.hex(),
         data_begin=scan.data_begin,
-        samples=entry.samples,
+        records=entry.samples,
         sequences=len(scan.lengths),
         tokens=int(scan.lengths.sum(dtype=np.int64)),
         empty=int(np.count_nonzero(scan.lengths == 0)),
@@ -120,12 +120,12 @@ def record_of(
     )
 
 
-def damaged_record(number: int, directory: str, entry: ShardEntry, reason: str) -> ShardRecord:
-    """Return the record of a shard that is left out."""
+def damaged_shard(number: int, directory: str, entry: ShardEntry, reason: str) -> IndexedShard:
+    """Return what is known of a shard that is left out."""
     path = os.path.join(directory, entry.raw_data.basename)
     zeros = "0" * 32
-    return ShardRecord(
-        shard=number,
+    return IndexedShard(
+        number=number,
         path=path,
         codec="",
         zip_size=0,
@@ -134,7 +134,7 @@ def damaged_record(number: int, directory: str, entry: ShardEntry, reason: str) 
         raw_digest=zeros,
         zip_digest=zeros,
         data_begin=0,
-        samples=entry.samples,
+        records=entry.samples,
         sequences=0,
         tokens=0,
         empty=0,
@@ -151,13 +151,13 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def totals_of(records: Iterable[ShardRecord]) -> Totals:
+def totals_of(shards: Iterable[IndexedShard]) -> Totals:
     """Add up the shards of a rank that are kept."""
-    kept = [record for record in records if not record.damage]
+    kept = [shard for shard in shards if not shard.damage]
     return Totals(
-        sum(record.sequences for record in kept),
-        sum(aligned(record.raw_size) for record in kept),
-        sorted({record.dtype for record in kept if record.tokens}),
+        sum(shard.sequences for shard in kept),
+        sum(aligned(shard.raw_size) for shard in kept),
+        sorted({shard.dtype for shard in kept if shard.tokens}),
     )
 
 
@@ -178,29 +178,29 @@ def common_type(totals: Sequence[Totals], options: MdsOptions) -> str:
     return found[0] if found else options.dtype or "int32"
 
 
-def table_of(records: Sequence[ShardRecord], columns: bytes) -> ShardTable:
+def table_of(shards: Sequence[IndexedShard], columns: bytes) -> ShardTable:
     """Return the table of the shards that are kept."""
-    kept = [record for record in records if not record.damage]
+    kept = [shard for shard in shards if not shard.damage]
     rows = np.zeros(len(kept), ROWS)
-    names = [record.path.encode() for record in kept]
+    names = [shard.path.encode() for shard in kept]
     rows["base"] = [0, *itertools.accumulate(aligned(r.raw_size) for r in kept)][:-1]
     rows["first_sequence"] = [0, *itertools.accumulate(r.sequences for r in kept)][:-1]
     rows["first_token"] = [0, *itertools.accumulate(r.tokens for r in kept)][:-1]
     rows["name_begin"] = [0, *itertools.accumulate(map(len, names))][:-1]
     rows["name_size"] = list(map(len, names))
     for name in ("raw_size", "zip_size", "data_begin"):
-        rows[name] = [getattr(record, name) for record in kept]
+        rows[name] = [getattr(shard, name) for shard in kept]
     for name in ("raw_digest", "zip_digest"):
-        digests = b"".join(bytes.fromhex(getattr(record, name)) for record in kept)
+        digests = b"".join(bytes.fromhex(getattr(shard, name)) for shard in kept)
         rows[name] = np.frombuffer(digests, "V16")
-    rows["codec"] = [CODECS.index(record.codec) for record in kept]
+    rows["codec"] = [CODECS.index(shard.codec) for shard in kept]
     rows["flags"] = DIGESTED
     return ShardTable(
         rows,
         b"".join(names),
         columns,
-        sum(record.sequences for record in kept),
-        sum(record.tokens for record in kept),
+        sum(shard.sequences for shard in kept),
+        sum(shard.tokens for shard in kept),
     )
 
 
@@ -209,22 +209,22 @@ def receipt_of_sets(
     name: str,
     origin: Origin,
     sets: Sequence[SetFacts],
-    records: Sequence[ShardRecord],
+    shards: Sequence[IndexedShard],
     options: MdsOptions,
 ) -> Receipt:
     """Return the receipt of data sets that were indexed, with what was left out."""
     inputs, skipped = [], []
-    rest = iter(records)
+    rest = iter(shards)
     for entry in sets:
         own = list(itertools.islice(rest, len(entry.sizes)))
         inputs.append(_input_receipt(entry, own))
         skipped += [
-            Skipped(record.path, reason, row=sample if sample >= 0 else None)
-            for record in own
-            for sample, reason in ([(-1, record.damage)] if record.damage else record.wrong)
+            Skipped(shard.path, reason, row=record if record >= 0 else None)
+            for shard in own
+            for record, reason in ([(-1, shard.damage)] if shard.damage else shard.wrong)
         ]
     lengths = {
-        length for record in records if record.sequences for length in (record.least, record.most)
+        length for shard in shards if shard.sequences for length in (shard.least, shard.most)
     }
     if len(lengths) == 1 and not options.rows:
         origin = msgspec.structs.replace(
@@ -233,25 +233,25 @@ def receipt_of_sets(
     return receipt_of(facts, name, origin, inputs, skipped[:LISTED_PER_RECEIPT])
 
 
-def _input_receipt(entry: SetFacts, records: Sequence[ShardRecord]) -> InputReceipt:
-    sequences = sum(record.sequences for record in records)
-    tokens = sum(record.tokens for record in records)
-    samples = sum(record.samples for record in records)
+def _input_receipt(entry: SetFacts, shards: Sequence[IndexedShard]) -> InputReceipt:
+    sequences = sum(shard.sequences for shard in shards)
+    tokens = sum(shard.tokens for shard in shards)
+    records = sum(shard.records for shard in shards)
     return InputReceipt(
         path=os.path.join(entry.directory, INDEX),
         size=entry.size,
         digest=entry.digest,
-        rows=samples,
+        rows=records,
         documents=sequences,
-        empty=sum(record.empty for record in records),
-        skipped=samples - sequences,
+        empty=sum(shard.empty for shard in shards),
+        skipped=records - sequences,
         sequences=sequences,
         tokens=tokens,
-        pieces=(PieceReceipt(0, samples, samples, sequences, sequences, tokens),),
+        pieces=(PieceReceipt(0, records, records, sequences, sequences, tokens),),
     )
 
 
-class SampleIndexWriter:
+class RecordIndexWriter:
     """A file of lengths and pointers, to which the threads of a rank append."""
 
     def __init__(self, directory: Path, attempt: str, rank: int) -> None:
@@ -260,7 +260,7 @@ class SampleIndexWriter:
         self._end = 0
         self._lock = threading.Lock()
 
-    def __enter__(self) -> SampleIndexWriter:
+    def __enter__(self) -> RecordIndexWriter:
         self._stream = recreate(self._path)
         return self
 
@@ -276,7 +276,7 @@ class SampleIndexWriter:
         return begin
 
 
-class SampleIndexReader(ExitStack):
+class RecordIndexReader(ExitStack):
     """The lengths and pointers that this job and those before it have left in a directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -285,7 +285,7 @@ class SampleIndexReader(ExitStack):
         self._file = ""
         self._descriptor = -1
 
-    def of(self, record: ShardRecord) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
+    def of(self, shard: IndexedShard) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
         """Return the lengths and the pointers of a shard.
 
         Raises
@@ -293,23 +293,21 @@ class SampleIndexReader(ExitStack):
         DistcacheError
             If they are not those that were written.
         """
-        path = os.path.join(self._directory, record.file)
-        if record.file != self._file:  # a file holds successive shards: one at a time is enough
+        path = os.path.join(self._directory, shard.file)
+        if shard.file != self._file:  # a file holds successive shards: one at a time is enough
             self.close()
             opened = open_regular(path, follow=False)
-            self._file, self._descriptor = record.file, self.enter_context(closing_fd(opened))
-        end = record.begin + 8 * record.sequences
-        data = read_range(self._descriptor, record.begin, end)
-        if xxhash.xxh3_128_hexdigest(data) != record.digest:
+            self._file, self._descriptor = shard.file, self.enter_context(closing_fd(opened))
+        end = shard.begin + 8 * shard.sequences
+        data = read_range(self._descriptor, shard.begin, end)
+        if xxhash.xxh3_128_hexdigest(data) != shard.digest:
             raise DistcacheError(f"{path}: does not keep what is written to it; run again")
-        middle = 4 * record.sequences
+        middle = 4 * shard.sequences
         return np.frombuffer(data[:middle], "<i4"), np.frombuffer(data[middle:], "<u4")
 
 
-def batches_of_records(records: Sequence[ShardRecord]) -> Iterator[list[ShardRecord]]:
-    """Yield successive records, with about BLOCK_SEQUENCES sequences at a time."""
-    ends = np.cumsum([0, *(record.sequences for record in records)])
-    for _, some in itertools.groupby(
-        range(len(records)), lambda i: int(ends[i]) // BLOCK_SEQUENCES
-    ):
-        yield [records[i] for i in some]
+def batches_of_shards(shards: Sequence[IndexedShard]) -> Iterator[list[IndexedShard]]:
+    """Yield successive shards, with about BLOCK_SEQUENCES sequences at a time."""
+    ends = np.cumsum([0, *(shard.sequences for shard in shards)])
+    for _, some in itertools.groupby(range(len(shards)), lambda i: int(ends[i]) // BLOCK_SEQUENCES):
+        yield [shards[i] for i in some]
