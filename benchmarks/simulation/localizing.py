@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distcache.ranks.gather_rounds import ROUND
+from distcache.ranks.gather_rounds import ROUND_BYTES
 
 RING_CHUNK = 1 << 20
 AT_ONCE = 64  # nodes that copy at a time
@@ -60,8 +60,8 @@ def rounds(site: Site, size: int, nodes: int) -> float:
         return copy(site, size, nodes)
     reading = min(site.shared, nodes * site.shared_node)
     read = arrived = written = written_before = 0.0
-    for begin in range(0, size, ROUND):
-        nbytes = min(ROUND, size - begin)
+    for begin in range(0, size, ROUND_BYTES):
+        nbytes = min(ROUND_BYTES, size - begin)
         if not begin:
             read = nbytes / reading
         started = max(read, arrived, written_before)

@@ -208,8 +208,17 @@ class Bucket:
             raise StorageError(url, f"answered with {len(data)} bytes, not {end - begin}")
         return data
 
-    def objects_below(self, url: str) -> dict[str, FileVersion]:
+    def objects_below(self, url: str, most: int | None = None) -> dict[str, FileVersion] | None:
         """Return the URLs and versions of all objects below a directory, ordered by their names.
+
+        Not every store lists ETags as its other answers have them: those that do are quoted.
+
+        Parameters
+        ----------
+        url : str
+            URL of the directory.
+        most : int or None
+            Number of objects beyond which None is returned.
 
         Raises
         ------
@@ -220,15 +229,18 @@ class Bucket:
         start = f"{self._key(url)}/".lstrip("/")
         cut = len(self._access.prefix) + 1 if self._access.prefix else 0
 
-        def look(store: Any) -> dict[str, FileVersion]:
-            pages = obstore.list(store, prefix=start)
-            return {entry["path"]: _version_of(entry) for page in pages for entry in page}
+        def look(store: Any) -> dict[str, FileVersion] | None:
+            found: dict[str, FileVersion] = {}
+            for page in obstore.list(store, prefix=start):
+                found |= {entry["path"]: _version_of(entry) for entry in page}
+                if most is not None and len(found) > most:
+                    return None
+            return found
 
-        found = {
-            path: version
-            for path, version in sorted(self._try(url, look).items())
-            if path.startswith(start)
-        }
+        listed = self._try(url, look)
+        if listed is None:
+            return None
+        found = {name: listed[name] for name in sorted(listed) if name.startswith(start)}
         parents = {str(parent) for path in found for parent in PurePosixPath(path).parents}
         urls = {}
         for path, version in found.items():
@@ -239,42 +251,6 @@ class Bucket:
                     why = f"has an object with a name that is not supported: {path!r}"
                     raise StorageError(url, why, errno.EINVAL) from None
         return urls
-
-    def versions_below(self, url: str, most: int) -> dict[str, FileVersion] | None:
-        """Return what identifies each object below a directory, by one listing.
-
-        Not every store lists ETags as its other answers have them: those that do are quoted.
-
-        Parameters
-        ----------
-        url : str
-            URL of the directory.
-        most : int
-            Number of objects beyond which None is returned.
-
-        Raises
-        ------
-        StorageError
-            If the store does not say.
-        """
-        start = f"{self._key(url)}/".lstrip("/")
-
-        def look(store: Any) -> list[Any] | None:
-            entries: list[Any] = []
-            for page in obstore.list(store, prefix=start):
-                entries += page
-                if len(entries) > most:
-                    return None
-            return entries
-
-        entries = self._try(url, look)
-        if entries is None:
-            return None
-        return {
-            f"{url}/{entry['path'].removeprefix(start)}": _version_of(entry)
-            for entry in entries
-            if entry["path"].startswith(start)
-        }
 
     def create(self, url: str, content: Path | bytes) -> str | None:
         """Send a file, or bytes, in one request; return its ETag, or None if the name is taken.

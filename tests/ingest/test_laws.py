@@ -131,7 +131,7 @@ def test_rounds_have_work_for_all_ranks(nbytes: list[int], first: int, ranks: in
     """Each piece is in one round, in order; only the last round may have less."""
     rounds = make_rounds(nbytes, first, ranks)
     assert [piece for some in rounds for piece in some] == list(range(first, first + len(nbytes)))
-    least = ranks * cutting.ROUND
+    least = ranks * cutting.ROUND_BYTES
     for some in rounds[:-1]:
         assert len(some) >= ranks
         size = sum(nbytes[piece - first] for piece in some)

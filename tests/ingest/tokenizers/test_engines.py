@@ -72,7 +72,7 @@ def lists(found: Encoded) -> list[list[int]]:
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("single", [gigatoken_engine.SINGLE, 0])
+@pytest.mark.parametrize("single", [gigatoken_engine.SINGLE_TEXTS, 0])
 @pytest.mark.parametrize("kind", FAST)
 def test_tokens_are_equal(
     kind: str,
