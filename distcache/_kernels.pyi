@@ -172,6 +172,7 @@ def read_samples(
     sections: list[Section],
     samples: NDArray[np.int64],
     descriptors: NDArray[np.int32],
+    begins: NDArray[np.int64],
     first: int,
     rules: SampleRules,
     tokens: NDArray[np.int64],
@@ -181,7 +182,6 @@ def read_samples(
     ends: NDArray[np.uint8] | None = None,
     bounds: NDArray[np.int32] | None = None,
     longest: NDArray[np.int32] | None = None,
-    begins: NDArray[np.int64] | None = None,
 ) -> tuple[int, int, int, int]: ...
 def find_ranges(
     sections: list[Section], samples: NDArray[np.int64]

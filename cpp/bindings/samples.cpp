@@ -65,28 +65,20 @@ Batch make_batch(py::array tokens, py::array labels, py::array loss_mask, py::ar
     return batch;
 }
 
-// The descriptors of each sample: one each, or those from one bound to the next.
+// The descriptors of each sample: those from one begin to the next.
 class SampleDescriptors {
 public:
-    SampleDescriptors(const py::array& descriptors, const std::optional<py::array>& begins,
-                      std::size_t samples)
-        : all_(input<std::int32_t>(descriptors, "descriptors")) {
-        if (begins) {
-            begins_ = input<std::int64_t>(*begins, "begins");
-        }
-        const bool sound = begins ? begins_.size() == samples + 1 && begins_.front() == 0 &&
-                                        std::is_sorted(begins_.begin(), begins_.end()) &&
-                                        begins_.back() == static_cast<std::int64_t>(all_.size())
-                                  : all_.size() == samples;
-        if (!sound) {
+    SampleDescriptors(const py::array& descriptors, const py::array& begins, std::size_t samples)
+        : all_(input<std::int32_t>(descriptors, "descriptors")),
+          begins_(input<std::int64_t>(begins, "begins")) {
+        if (begins_.size() != samples + 1 || begins_.front() != 0 ||
+            !std::is_sorted(begins_.begin(), begins_.end()) ||
+            begins_.back() != static_cast<std::int64_t>(all_.size())) {
             throw py::value_error("descriptors and begins must fit the samples");
         }
     }
 
     [[nodiscard]] Descriptors of(std::size_t i) const {
-        if (begins_.empty()) {
-            return all_.subspan(i, 1);
-        }
         const auto begin = static_cast<std::size_t>(begins_[i]);
         return all_.subspan(begin, static_cast<std::size_t>(begins_[i + 1]) - begin);
     }
@@ -128,10 +120,10 @@ find_ranges(const std::vector<const HeldSection*>& sections, const py::array& sa
 
 std::tuple<std::int64_t, int, std::int64_t, std::int64_t> read_samples(
     const std::vector<const HeldSection*>& sections, const py::array& samples,
-    const py::array& descriptors, std::int64_t first, const SampleRules& rules, py::array tokens,
-    py::array labels, py::array loss_mask, py::array positions, std::optional<py::array> ends,
-    std::optional<py::array> bounds, std::optional<py::array> longest,
-    const std::optional<py::array>& begins) {
+    const py::array& descriptors, const py::array& begins, std::int64_t first,
+    const SampleRules& rules, py::array tokens, py::array labels, py::array loss_mask,
+    py::array positions, std::optional<py::array> ends, std::optional<py::array> bounds,
+    std::optional<py::array> longest) {
     const Batch batch =
         make_batch(std::move(tokens), std::move(labels), std::move(loss_mask), std::move(positions),
                    std::move(ends), std::move(bounds), std::move(longest));
@@ -220,10 +212,10 @@ IndexError
     If the arrays point outside of one another.
 )doc");
     module.def("read_samples", &read_samples, py::arg("sections"), py::arg("samples"),
-               py::arg("descriptors"), py::arg("first"), py::arg("rules"), py::arg("tokens"),
-               py::arg("labels"), py::arg("loss_mask"), py::arg("positions"),
+               py::arg("descriptors"), py::arg("begins"), py::arg("first"), py::arg("rules"),
+               py::arg("tokens"), py::arg("labels"), py::arg("loss_mask"), py::arg("positions"),
                py::arg("ends") = py::none(), py::arg("bounds") = py::none(),
-               py::arg("longest") = py::none(), py::arg("begins") = py::none(), R"doc(
+               py::arg("longest") = py::none(), R"doc(
 Read samples from open files into successive rows of a batch.
 
 Parameters
@@ -231,8 +223,10 @@ Parameters
 sections : list of Section
     One for each sample.
 samples : ndarray of int64, shape (samples,)
-descriptors : ndarray of int32, shape (samples,) or (parts,)
-    Of the `.bin` files; with `begins`, of all parts, as `find_ranges` has them.
+descriptors : ndarray of int32, shape (parts,)
+    Of the `.bin` files: of all parts, as `find_ranges` has them, or one for each sample.
+begins : ndarray of int64, shape (samples + 1,)
+    Where the descriptors of each sample begin, then their number.
 first : int
     The first row to fill.
 rules : SampleRules
@@ -245,8 +239,6 @@ bounds : ndarray of int32, shape (rows, sequence length + 1), or None
     restart with each document.
 longest : ndarray of int32, shape (rows,), or None
     Becomes the length of the longest document.
-begins : ndarray of int64, shape (samples + 1,), or None
-    Where the descriptors of each sample begin, then their number; None if each has one.
 
 Returns
 -------

@@ -150,9 +150,9 @@ class SampleReader:
                     list(sections[done:]),
                     samples[done:],
                     np.array([*of_files, -1], np.int32)[where.numbers[begin:]],
+                    where.bounds[done:] - begin,
                     first + done,
                     self._rules,
-                    begins=where.bounds[done:] - begin,
                     **arrays,
                 )
             except IndexError as wrong:

@@ -99,7 +99,7 @@ def test_samples_are_the_tokens_between_two_cuts(
         stream.flush()
         descriptors = np.full(6, stream.fileno(), np.int32)
         samples = np.arange(6)
-        done = read_samples([section] * 6, samples, descriptors, 1, rules, **arrays)
+        done = read_samples([section] * 6, samples, descriptors, np.arange(7), 1, rules, **arrays)
     assert done == (6, 0, 0, 0)
     for sample in range(6):
         for name, expected in example.truth(sample).items():
@@ -112,13 +112,15 @@ def test_arrays_of_other_types_are_refused() -> None:
     example = Example(1, 8, True, False)
     section, rules = example.section(), SampleRules(PAD, END, False, False)
     arrays = new_arrays(2, example.length)
-    one = np.zeros(1, np.int64), np.zeros(1, np.int32)
+    one = np.zeros(1, np.int64), np.zeros(1, np.int32), np.arange(2)
     with pytest.raises(TypeError, match="tokens must have dtype int64"):
         read_samples([section], *one, 0, rules, **{**arrays, "tokens": arrays["ends"]})
     with pytest.raises(ValueError, match="fit the rows"):
         read_samples([section], *one, 2, rules, **arrays)
     with pytest.raises(ValueError, match="a row per sample"):
         read_samples([section], *one, 0, rules, **{**arrays, "labels": arrays["labels"][:1]})
+    with pytest.raises(ValueError, match="must fit the samples"):
+        read_samples([section], *one[:2], np.arange(3), 0, rules, **arrays)
     with pytest.raises(ValueError, match="type_code"):
         Section(
             *[np.zeros(1, "i4"), np.zeros((2, 2), "i4"), np.zeros(1, "u4")],

@@ -35,15 +35,17 @@ class Flaky:
         self.errors = errors
         self.calls = 0
 
-    def __call__(self, sections: Any, samples: Any, files: Any, *rest: Any, **more: Any) -> Any:
+    def __call__(
+        self, sections: Any, samples: Any, files: Any, begins: Any, *rest: Any, **more: Any
+    ) -> Any:
         """Read half of the samples, and fail."""
         self.calls += 1
         if not self.errors:
-            return kernels.read_samples(sections, samples, files, *rest, **more)
+            return kernels.read_samples(sections, samples, files, begins, *rest, **more)
         half = len(samples) // 2
-        more |= {"begins": more["begins"][: half + 1]}
+        begins = begins[: half + 1]
         done = kernels.read_samples(
-            sections[:half], samples[:half], files[: more["begins"][-1]], *rest, **more
+            sections[:half], samples[:half], files[: begins[-1]], begins, *rest, **more
         )
         return done[0], self.errors.pop(0), 4096, 0
 
