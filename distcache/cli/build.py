@@ -49,7 +49,7 @@ from distcache.plan.source_needs import (
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
-from distcache.ranks.cores import share_of_cores, threads_of, usable_cores
+from distcache.ranks.job_environment import share_of_cores, threads_of, usable_cores
 from distcache.ranks.progress import NullProgress
 from distcache.storage.units import counted, size_text
 from distcache.storage.url import path_only, require_file

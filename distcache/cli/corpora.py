@@ -32,7 +32,7 @@ from distcache.ingest.objects import ObjectWork
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.connect import connect
-from distcache.ranks.cores import share_of_cores
+from distcache.ranks.job_environment import share_of_cores
 from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.files import require_text
 from distcache.storage.units import counted

@@ -25,7 +25,7 @@ from distcache.edit.mix_recipe import Recipe, recipe_from
 from distcache.errors import ConfigError
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.connect import connect
-from distcache.ranks.cores import share_of_cores
+from distcache.ranks.job_environment import share_of_cores
 from distcache.storage.url import is_url, path_only
 
 index_app = typer.Typer(

@@ -29,7 +29,7 @@ from distcache.ingest.inputs import TextOptions, TokenOptions, suffixes_of
 from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.connect import connect
-from distcache.ranks.cores import share_of_cores, threads_of, usable_cores
+from distcache.ranks.job_environment import share_of_cores, threads_of, usable_cores
 from distcache.storage.files import atomic_write
 from distcache.storage.units import counted
 from distcache.storage.url import path_only

@@ -18,7 +18,7 @@ from distcache.ledger.report import make_report
 from distcache.ledger.report_document import Report
 from distcache.ledger.report_page import page_of
 from distcache.ledger.trace import trace
-from distcache.ranks.cores import threads_of, usable_cores
+from distcache.ranks.job_environment import threads_of, usable_cores
 from distcache.storage.files import atomic_write, no_space_as_error
 from distcache.storage.units import counted
 from distcache.storage.url import path_only

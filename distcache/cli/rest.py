@@ -24,7 +24,7 @@ from distcache.ledger.rest import Rest, RestOptions, Trained, write_rest
 from distcache.ledger.steps import Sampling
 from distcache.ledger.trace import trace
 from distcache.megatron.run_options import run_of_command
-from distcache.ranks.cores import threads_of, usable_cores
+from distcache.ranks.job_environment import threads_of, usable_cores
 from distcache.storage.url import path_only
 
 CACHE_AT_SAMPLES: Final = re.compile(r"(.+)@(\d{1,18})")

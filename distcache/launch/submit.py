@@ -37,7 +37,7 @@ from distcache.plan.layout import make_layout
 from distcache.plan.model import Plan
 from distcache.plan.problems import plan_warnings
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.cores import share_of_cores
+from distcache.ranks.job_environment import share_of_cores
 from distcache.ranks.progress import NullProgress, Progress
 
 

@@ -14,9 +14,8 @@ from distcache.builder.prepare import is_finished
 from distcache.errors import DistcacheError
 from distcache.ranks import workspace as workspaces
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.cores import share_of_cores
 from distcache.ranks.heartbeat import read_beat, write_beat
-from distcache.ranks.job_environment import world_size
+from distcache.ranks.job_environment import share_of_cores, world_size
 from distcache.ranks.owner import OWNER
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import claim

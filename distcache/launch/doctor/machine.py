@@ -21,7 +21,7 @@ from distcache.errors import ConfigError, DistcacheError
 from distcache.launch.commands import run_command
 from distcache.launch.slurm import PLUGINS_OF, find_plugin
 from distcache.node.store import local_directory
-from distcache.ranks.cores import cgroup_limits, usable_cores
+from distcache.ranks.job_environment import cgroup_limits, usable_cores
 from distcache.storage.space import space_at
 from distcache.storage.timeouts import limits
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from distcache.ranks import cores
+from distcache.ranks import job_environment
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.cores import cgroup_limits, share_of_cores, usable_cores
+from distcache.ranks.job_environment import cgroup_limits, share_of_cores, usable_cores
 
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Made-up cgroups; this process is in `job/step` of version 2."""
-    monkeypatch.setattr(cores, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(cores, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(job_environment, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(job_environment, "MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     (tmp_path / "membership").write_text("0::/job/step\n")
     (tmp_path / "cgroup" / "job" / "step").mkdir(parents=True)
