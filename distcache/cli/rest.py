@@ -48,7 +48,7 @@ def rest_command(
             help="Another cache of the same corpora, and its samples; may be repeated.",
         ),
     ] = None,
-    passes: Annotated[
+    times: Annotated[
         int | None,
         typer.Option(
             min=1,
@@ -91,7 +91,7 @@ def rest_command(
         rest = write_rest(
             trained,
             out,
-            RestOptions(passes, partial, sampling),
+            RestOptions(times, partial, sampling),
             threads or threads_of(usable_cores(), 1),
             progress.advance,
         )
@@ -108,7 +108,7 @@ def _show(rest: Rest, out: str, total: int, batch: int | None) -> None:
         [
             {
                 "corpus": one.corpus,
-                "passes": one.passes,
+                "times": one.times,
                 "tokens seen": one.trained_tokens,
                 "tokens left": one.left_tokens,
                 "sequences": one.sequences,

@@ -118,7 +118,7 @@ class RestOfCorpus(msgspec.Struct, frozen=True, kw_only=True):
     corpus: str  # path of the corpus, as the cache has it
     view: str | None  # path of the view; None if nothing is left
     weight: float | None  # weight in the cache
-    passes: int  # how often each of its tokens is an input, by then and from then on together
+    times: int  # how often each of its tokens is an input, by then and from then on together
     trained_tokens: int  # tokens that were inputs, over all visits
     left_tokens: int  # tokens of the view, over all visits
     sequences: int  # sequences of the view
@@ -141,7 +141,7 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
 class RestOptions(msgspec.Struct, frozen=True):
     """What to make of what is left."""
 
-    passes: int | None = None  # by default the greatest number so far, at least 1
+    times: int | None = None  # of each token in the end; by default the most so far, at least 1
     partial: Literal["keep", "drop"] = "keep"
     sampling: Sampling = Sampling()
 
@@ -156,7 +156,7 @@ def write_rest(
     """Write what is left of the corpora of caches as views.
 
     For every token of the train split: how often it was an input, and how often it is in the view,
-    are `passes` together. The sequences of the other splits become views as they are.
+    are `times` together. The sequences of the other splits become views as they are.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def write_rest(
     directory : str
         Directory of the views and of ``rest.json``.
     options : RestOptions
-        Passes, fragments and order of training.
+        Times, fragments and order of training.
     threads : int
         Threads that examine corpora.
     advance : callable
@@ -235,8 +235,8 @@ def _require_left(corpora: Sequence[RestOfCorpus]) -> None:
             "nothing is left of any corpus but parts of sequences, which --partial drop leaves out"
         )
     raise ConfigError(
-        "nothing is left of any corpus: all tokens have been inputs equally often; give "
-        "--passes to go through them again"
+        "nothing is left of any corpus: all tokens have been inputs equally often; give a "
+        "larger --times to use them again"
     )
 
 
@@ -312,30 +312,30 @@ def _write_one(
     idx = open_examined(facts)
     lengths = np.array(idx.lengths[begin:end])
     cover = Cover(visits, lengths)
-    passes = options.passes or max(cover.most, 1)
-    if passes < cover.most:
+    times = options.times or max(cover.most, 1)
+    if times < cover.most:
         raise ConfigError(
-            f"--passes {passes}: {facts.prefix} has tokens that were inputs {cover.most} times "
+            f"--times {times}: {facts.prefix} has tokens that were inputs {cover.most} times "
             "already"
         )
     total = int(lengths.sum(dtype=np.int64))
 
-    left, keeps = cover.count_left(passes), options.partial == "keep"
+    left, keeps = cover.count_left(times), options.partial == "keep"
     kept, tokens = (left.pieces, left.tokens) if keeps else (left.whole, left.whole_tokens)
 
     def pieces(_: Idx) -> Iterator[Pieces]:
-        for some in cover.left(passes, fragments=keeps):
+        for some in cover.left(times, fragments=keeps):
             yield some._replace(sequences=some.sequences + begin)
 
     if kept:
-        named = described | {"passes": passes, "sequences": [begin, end]}
+        named = described | {"times": times, "sequences": [begin, end]}
         write_view(facts, out, pieces, named, Counts(kept, kept, tokens))
     return RestOfCorpus(
         corpus=corpus.name,
         view=out if kept else None,
         weight=sum(corpus.weights) if corpus.weights else None,
-        passes=passes,
-        trained_tokens=passes * total - left.tokens,
+        times=times,
+        trained_tokens=times * total - left.tokens,
         left_tokens=tokens,
         sequences=kept,
         fragments=kept - left.whole,

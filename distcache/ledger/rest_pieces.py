@@ -194,12 +194,12 @@ class Cover:
         self._lengths = lengths
         self.most = max((int(some.times.max(initial=0)) for some in self._blocks()), default=0)
 
-    def left(self, passes: int, *, fragments: bool) -> Iterator[Pieces]:
+    def left(self, wanted: int, *, fragments: bool) -> Iterator[Pieces]:
         """Yield the pieces that are left, in the order of a view.
 
         Parameters
         ----------
-        passes : int
+        wanted : int
             Number of times that each token shall be an input in all, at least `most`.
         fragments : bool
             Whether pieces are kept that are no whole sequences.
@@ -208,7 +208,7 @@ class Cover:
         while more:
             more = False
             for pieces in self._blocks():
-                remaining = pieces._replace(times=passes - pieces.times)
+                remaining = pieces._replace(times=wanted - pieces.times)
                 more |= bool((remaining.times > level).any())
                 runs = runs_left(remaining, level)
                 if not fragments:
@@ -217,10 +217,10 @@ class Cover:
                 yield runs
             level += 1
 
-    def count_left(self, passes: int) -> LeftCounts:
+    def count_left(self, wanted: int) -> LeftCounts:
         """Return the numbers of what is left, as `left` yields it."""
         found = np.zeros(4, np.int64)
-        for pieces in self.left(passes, fragments=True):
+        for pieces in self.left(wanted, fragments=True):
             tokens, whole = pieces.ends - pieces.begins, self._are_whole(pieces)
             found += (len(tokens), tokens.sum(), whole.sum(), tokens[whole].sum())
         return LeftCounts(*found.tolist())

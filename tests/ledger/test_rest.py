@@ -71,26 +71,26 @@ def test_nothing_is_left_once_more_of_nothing() -> None:
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(samples=st.integers(0, 200), passes=st.sampled_from([None, 6]))
+@given(samples=st.integers(0, 200), times=st.sampled_from([None, 6]))
 @pytest.mark.parametrize("case", ORDERS)
 def test_each_token_is_an_input_equally_often(
-    case: str, tmp_path_factory: pytest.TempPathFactory, samples: int, passes: int | None
+    case: str, tmp_path_factory: pytest.TempPathFactory, samples: int, times: int | None
 ) -> None:
-    """Times trained and times in the view are the passes, for every token of the train split."""
+    """Times trained and times in the view are the times, for every token of the train split."""
     directory = tmp_path_factory.mktemp("rest")
     path = build_numbered(directory, case)
-    options = RestOptions(passes=passes)
+    options = RestOptions(times=times)
     rest = write_rest([trained_on(path, samples)], str(directory / "out"), options)
     for corpus, (before, made) in enumerate(
         zip(counted(path, range(samples)), rest.corpora, strict=True)
     ):
         tokens = train_range(path, corpus)
         together = before + in_view(made.view, len(before))
-        assert (together[tokens] == made.passes).all()
-        assert made.passes == (passes or max(1, before.max()))
+        assert (together[tokens] == made.times).all()
+        assert made.times == (times or max(1, before.max()))
         assert not in_view(made.view, len(before))[tokens.stop :].any()
         assert made.trained_tokens == before.sum()
-        assert made.left_tokens == made.passes * (tokens.stop - tokens.start) - before.sum()
+        assert made.left_tokens == made.times * (tokens.stop - tokens.start) - before.sum()
 
 
 def test_fragments_can_be_dropped(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_several_caches_count_together(tmp_path: Path) -> None:
     pairs = zip(counted(one, range(50)), counted(other, range(70)), rest.corpora, strict=True)
     for corpus, (first, then, made) in enumerate(pairs):
         together = first + then + in_view(made.view, len(first))
-        assert (together[train_range(one, corpus)] == made.passes).all()
+        assert (together[train_range(one, corpus)] == made.times).all()
 
 
 @pytest.mark.parametrize("kind", ["cyclic", "sharded"])
@@ -139,7 +139,7 @@ def test_shuffled_epochs_are_counted(kind: Any, tmp_path: Path) -> None:
         zip(counted(path, positions.tolist()), rest.corpora, strict=True)
     ):
         together = before + in_view(made.view, len(before))
-        assert (together[train_range(path, corpus)] == made.passes).all()
+        assert (together[train_range(path, corpus)] == made.times).all()
 
 
 def test_the_rest_can_be_trained_on_and_has_a_rest(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_the_rest_can_be_trained_on_and_has_a_rest(tmp_path: Path) -> None:
         "blend_per_split": first.blend_per_split,
     }
     again = Path(build_here(fields, tmp_path / "caches", "again").path)
-    second = write_rest([trained_on(again, 40)], str(tmp_path / "second"), RestOptions(passes=3))
+    second = write_rest([trained_on(again, 40)], str(tmp_path / "second"), RestOptions(times=3))
     truth = Tokens(again)
     for number, (one, made) in enumerate(zip(first.corpora, second.corpora, strict=True)):
         size = int(np.sum(open_idx(one.corpus).lengths, dtype=np.int64))
@@ -266,14 +266,14 @@ def test_parts_alone_are_not_all_that_is_left(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    """Too many samples, too few passes, and caches of other corpora or splits."""
+    """Too many samples, too few times, and caches of other corpora or splits."""
     path = build_numbered(tmp_path)
     out = str(tmp_path / "out")
     size = trace(path).size
     with pytest.raises(ConfigError, match=f"has {size} in its train split"):
         write_rest([trained_on(path, size + 1)], out, RestOptions())
     with pytest.raises(ConfigError, match=r"inputs \d times already"):
-        write_rest([trained_on(path, size)], out, RestOptions(passes=1))
+        write_rest([trained_on(path, size)], out, RestOptions(times=1))
     other = build_numbered(tmp_path / "other")
     with pytest.raises(ConfigError, match="has corpus"):
         write_rest([trained_on(path, 1), trained_on(other, 1)], out, RestOptions())

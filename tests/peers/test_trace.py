@@ -231,7 +231,7 @@ def test_megatron_counts_what_is_left(case: str, tmp_path: Path) -> None:
                 np.add.at(counts, np.asarray(view[number], np.int64), 1)
         entry = split.cache.table("sections")[split.pairs[corpus][0]]
         tokens = slice(starts[int(entry["begin"])], starts[int(entry["end"])])
-        assert (counts[tokens] == made.passes).all()
+        assert (counts[tokens] == made.times).all()
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
