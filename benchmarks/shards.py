@@ -1,6 +1,6 @@
 """Mosaic MDS shards: mosaicml-streaming beside distcache, which reads them without conversion.
 
-Streaming's own writer makes the data: tokens of samples of one length, raw and zstd, and rows of
+Streaming's own writer makes the data: tokens, in records of one length, raw and zstd, and rows of
 100 KB. Each reader runs in a process of its own, in turn. Then `index mds` beside `cat` of the same
 files, `localize` of zstd shards beside `zstd -d` and `sync`, and the opening of many data sets.
 

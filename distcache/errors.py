@@ -134,8 +134,8 @@ class StorageError(DistcacheError, OSError):
 class AccessDenied(StorageError, PermissionError):
     """There are no credentials, or they are not allowed what is asked."""
 
-    def __init__(self, url: str, reason: str, number: int = errno.EACCES) -> None:
-        super().__init__(url, reason, number)
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason, errno.EACCES)
 
 
 class ObjectMissing(StorageError, FileNotFoundError):
@@ -143,8 +143,8 @@ class ObjectMissing(StorageError, FileNotFoundError):
 
     exit_code = 5
 
-    def __init__(self, url: str, reason: str, number: int = errno.ENOENT) -> None:
-        super().__init__(url, reason, number)
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason, errno.ENOENT)
 
 
 class ObjectChanged(CorpusError):

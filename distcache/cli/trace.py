@@ -23,6 +23,7 @@ from distcache.cli.show import LogFormat, make_progress, print_json, print_recor
 from distcache.errors import ConfigError
 from distcache.ledger.jobs_of_run import require_steps, runs_of
 from distcache.ledger.sample_text import texts_of
+from distcache.ledger.steps import Sampling
 from distcache.ledger.trace import Trace, trace
 from distcache.ledger.trace_table import (
     COLUMNS,
@@ -150,7 +151,8 @@ def trace_command(
         own = range(*_range("--positions", positions))
         if own.stop > len(opened):
             raise ConfigError(f"--positions {positions}: the split has {len(opened)}, from 0 on")
-        traced = [(runs[0], runs[0].of_positions(own))]
+        unordered = TracedRun(opened, Sampling())
+        traced = [(unordered, unordered.of_positions(own))]
     elif steps is not None:
         first, last = _range("--steps", steps)
         notes += require_steps(runs, first, last)

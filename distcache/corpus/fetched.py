@@ -46,8 +46,9 @@ from distcache.storage.place import (
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
-MAX_REQUESTS: Final = 8  # chunks that an agent reads at a time
-SMALL_CHUNK_BYTES: Final = 1 << 20  # bytes of a chunk in the mean, of which more are read at a time
+CHUNK_REQUESTS: Final = 8  # chunks that an agent reads at a time
+SMALL_CHUNK_REQUESTS: Final = 16  # small chunks
+SMALL_CHUNK_BYTES: Final = 1 << 20  # in the mean: of these more are read at a time
 
 
 class _Object(msgspec.Struct, frozen=True):
@@ -248,5 +249,5 @@ def _fetch(
         write,
         progress.advance,
         functools.partial(on_all_ranks, agents),
-        STAT_REQUESTS if small else MAX_REQUESTS,
+        SMALL_CHUNK_REQUESTS if small else CHUNK_REQUESTS,
     )

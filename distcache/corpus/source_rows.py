@@ -31,7 +31,7 @@ class SourceRows(NamedTuple):
     files : ndarray of int32, shape (documents,)
         Index into `paths` of each; -1 if it is not known.
     rows : ndarray of int64, shape (documents,)
-        Row of the file, or sample of the shard, from 0; -1 if it is not known, or is a line.
+        Row of the file, or record of the shard, from 0; -1 if it is not known, or is a line.
     lines : ndarray of int64, shape (documents,)
         Line of the file, from 1; -1 if it is not known, or the file has no lines.
     """
@@ -153,7 +153,7 @@ class CorpusSources:
             if self._idx is not self._view:
                 sequences = find_sorted(self._idx.offsets, offsets) - 1
             if self._table is not None:
-                self._find_samples(found, self._receipt, sequences, offsets)
+                self._find_records(found, self._receipt, sequences, offsets)
             else:
                 documents = documents_of(self._idx, sequences)
                 self._find_in(found, np.arange(len(documents)), documents, self._receipt)
@@ -173,18 +173,18 @@ class CorpusSources:
         bounds = self._view.bounds
         return self.find(np.minimum(bounds[documents], len(self._view.lengths) - 1))
 
-    def _find_samples(
+    def _find_records(
         self,
         found: _Rows,
         receipt: Receipt,
         sequences: NDArray[np.int64],
         offsets: NDArray[np.int64],
     ) -> None:
-        """Find samples of MDS shards, by the bytes at which their tokens are."""
+        """Find records of MDS shards, by the bytes at which their tokens are."""
         assert self._table is not None, "the caller has looked"
         rows = self._table.rows
         shards = shards_at(rows["base"].astype(np.int64), offsets)
-        exact = self._has_all_samples(receipt)
+        exact = self._has_all_records(receipt)
         for shard, here in grouped(shards):
             found.set_file(here, self._table.path_of(shard))
             if exact:
@@ -271,11 +271,11 @@ class CorpusSources:
                 own[here] = KeptRuns(entry.pieces[number].kept).numbers(own[here])
         found.set_rows(places, firsts[numbers] + own, lines=entry.lines)
 
-    def _has_all_samples(self, receipt: Receipt) -> bool:
-        """Return whether each sample of MDS shards is a document, so that numbers are known."""
+    def _has_all_records(self, receipt: Receipt) -> bool:
+        """Return whether each record of MDS shards is a document, so that numbers are known."""
         found = all(entry.rows == entry.documents for entry in receipt.inputs)
         if not found:
-            self._note(f"{self.root}: samples of its shards were left out: which, is not known")
+            self._note(f"{self.root}: records of its shards were left out: which, is not known")
         return found
 
     def documents_from(self, path: str, numbers: NDArray[np.int64] | None) -> FoundRows | None:
@@ -322,12 +322,12 @@ class CorpusSources:
     def _sequences_from(
         self, path: str, numbers: NDArray[np.int64] | None, receipt: Receipt
     ) -> NDArray[np.int64] | None:
-        """Return the sequences that samples of shards became."""
+        """Return the sequences that records of shards became."""
         assert self._table is not None, "the caller has looked"
         firsts = [*self._table.rows["first_sequence"].tolist(), self._table.sequences]
         shards = range(len(self._table.rows))
         named = [shard for shard in shards if is_path(path, self._table.path_of(shard))]
-        if not named or (numbers is not None and not self._has_all_samples(receipt)):
+        if not named or (numbers is not None and not self._has_all_records(receipt)):
             return None
         found = []
         for shard in named:

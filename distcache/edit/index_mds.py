@@ -37,8 +37,8 @@ from distcache.edit.indexed_shards import (
     batches_of_shards,
     common_type,
     damaged_shard,
-    indexed_shard,
     receipt_of_sets,
+    scanned_shard,
     table_of,
     totals_of,
 )
@@ -436,7 +436,7 @@ class _Scanner:
                     "--on-error skip leaves them out)"
                 )
             data = scan.lengths.tobytes() + scan.pointers.tobytes()
-            shard = indexed_shard(number, stored, modified, entry, scan)
+            shard = scanned_shard(number, stored, modified, entry, scan)
             shard = msgspec.structs.replace(
                 shard,
                 file=self._numbers.name,

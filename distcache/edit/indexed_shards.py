@@ -94,7 +94,7 @@ class Totals(msgspec.Struct, frozen=True, array_like=True):
     dtypes: list[str]
 
 
-def indexed_shard(
+def scanned_shard(
     number: int, stored: StoredShard, modified: int, entry: ShardEntry, scan: Scan
 ) -> IndexedShard:
     """Return what is known of a scanned shard, whose numbers are nowhere yet."""

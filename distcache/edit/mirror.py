@@ -89,7 +89,7 @@ def _lock(sets: Sequence[Mirrored], stack: contextlib.ExitStack) -> None:
     Raises
     ------
     ConfigError
-        If two data sets have one of them, or another job brings shards to it.
+        If two data sets have one of them, or another job uses one.
     """
     _require_own_places(sets)
     for directory in dict.fromkeys(found.directory for found in sets):

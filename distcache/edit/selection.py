@@ -31,13 +31,13 @@ MALFORMED: Final = (
     MemoryError,
     tokenize.TokenError,
 )
-MAX_LINE: Final = 64  # characters of a number, at most
+MAX_LINE_CHARACTERS: Final = 64  # characters of a number, at most
 BLOCK_DOCUMENTS: Final = 1 << 17  # at a time: they stay in the processor's cache
 # Of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 MULTIPLIER_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 MULTIPLIER_2: Final = np.uint64(0x94D049BB133111EB)
-LAST_DOCUMENT: Final = 1 << 62  # of documents, if none is given
+NO_END: Final = 1 << 62  # of a range of documents, if none is given
 
 
 def parse_range(text: str) -> tuple[int, int]:
@@ -51,7 +51,7 @@ def parse_range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{0,18}):(\d{0,18})", text.strip())
     if found is None:
         raise ConfigError(f"--documents {text!r}: expected A:B, for example 0:1000")
-    return int(found[1] or 0), int(found[2] or LAST_DOCUMENT)
+    return int(found[1] or 0), int(found[2] or NO_END)
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -229,7 +229,7 @@ def numbers_in(path: str | Path) -> NDArray[np.int64]:
 def _read_numbers(path: str) -> NDArray[Any]:
     if not path.endswith(".npy"):
         with os.fdopen(open_regular(path), encoding="utf-8-sig") as stream:
-            lines = iter(partial(stream.readline, MAX_LINE), "")
+            lines = iter(partial(stream.readline, MAX_LINE_CHARACTERS), "")
             return np.array([_number(line) for line in lines if line.strip()], np.int64)
     os.close(open_regular(path))  # another kind of file could block indefinitely
     numbers: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
@@ -241,8 +241,8 @@ def _read_numbers(path: str) -> NDArray[Any]:
 
 
 def _number(line: str) -> int:
-    if len(line) == MAX_LINE and not line.endswith("\n"):
-        raise ValueError(f"a line has {MAX_LINE} characters and more")
+    if len(line) == MAX_LINE_CHARACTERS and not line.endswith("\n"):
+        raise ValueError(f"a line has {MAX_LINE_CHARACTERS} characters and more")
     try:
         return int(line)
     except ValueError as error:

@@ -22,7 +22,7 @@ from distcache.storage.files import no_space_as_error, read_range, write_range
 LISTED_PER_PIECE: Final = 1000  # invalid rows of a piece whose places are kept; all are counted
 SPOOL_BYTES: Final = 64 << 20  # bytes of tokens in memory, if they may go to a file
 BLOCK_BYTES: Final = 4 << 20  # bytes
-SMALLEST_BLOCK: Final = 4096  # bytes
+MIN_BLOCK_BYTES: Final = 4096
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
         self.facts = facts
         self._memory = memory
         self._spool = spool
-        self._expected = max(expected, SMALLEST_BLOCK)
+        self._expected = max(expected, MIN_BLOCK_BYTES)
         self._blocks: list[NDArray[np.uint8]] = []
         self._room = 0  # bytes that are left in the last block
         self._spooled: list[tuple[int, int]] = []  # where the spool has tokens
@@ -272,7 +272,7 @@ def digest_of(
 
 
 class Memory:
-    """A pool of blocks of `BLOCK_BYTES` bytes, shared by the threads of a rank."""
+    """A pool of blocks of `BLOCK_BYTES`, shared by the threads of a rank."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -266,7 +266,7 @@ def _below(url: str, known: set[str] | None) -> list[str]:
     """
     if not url.endswith("/"):
         return [located(url)]
-    names = list(bucket_of(url).objects_below(url) or ())
+    names = list(bucket_of(url).objects_below(url))
     found = [name for name in names if is_read(name.removeprefix(url), known)]
     if not found:
         if not names:

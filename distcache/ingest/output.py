@@ -303,8 +303,8 @@ class Output:
         if taken:
             verb = "exist" if len(taken) > 1 else "exists"
             raise KeyMismatch(
-                f"{', '.join(taken)}: already {verb} with different content{why}; move it "
-                "away, or choose another --out"
+                f"{', '.join(taken)}: already {verb}, and not with what this command makes{why}; "
+                "move what is there away, or choose another --out"
             )
 
     def _final_files(self) -> list[tuple[str, bool]]:

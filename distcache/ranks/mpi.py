@@ -21,7 +21,7 @@ from mpi4py import MPI  # noqa: E402
 Value = TypeVar("Value")
 
 PIECE_BYTES: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
-SHORTEST_SLEEP: Final = 2e-5
+MIN_SLEEP: Final = 2e-5
 TRANSIT_SLEEP: Final = 2e-4  # while arrays are in transit between nodes
 MAX_SLEEP: Final = 1e-3  # uses little of a core, and hardly delays a step
 
@@ -148,7 +148,7 @@ class MpiCommunicator:
         self, requests: list[MPI.Request], what: str, longest_sleep: float = MAX_SLEEP
     ) -> None:
         begin, longest = time.monotonic(), limits().collective
-        pause = min(SHORTEST_SLEEP, longest_sleep)
+        pause = min(MIN_SLEEP, longest_sleep)
         # A signal may end this. The traceback then keeps the buffers of pending requests alive,
         # and the process ends without releasing it.
         while not MPI.Request.Testall(requests):

@@ -208,49 +208,61 @@ class Bucket:
             raise StorageError(url, f"answered with {len(data)} bytes, not {end - begin}")
         return data
 
-    def objects_below(self, url: str, most: int | None = None) -> dict[str, FileVersion] | None:
+    def objects_below(self, url: str) -> dict[str, FileVersion]:
         """Return the URLs and versions of all objects below a directory, ordered by their names.
 
-        Not every store lists ETags as its other answers have them: those that do are quoted.
+        Raises
+        ------
+        StorageError
+            If the store does not say, or has names that are not supported.
+        """
+        found = self._list(url) or {}
+        parents = {str(parent) for name in found for parent in PurePosixPath(name).parents}
+        urls = {}
+        for name, version in found.items():
+            if version.size or name not in parents:  # consoles make empty objects for directories
+                try:
+                    urls[str(address_of(f"{address_of(url)}/{name}"))] = version
+                except ConfigError:
+                    why = f"has an object with a name that is not supported: {name!r}"
+                    raise StorageError(url, why, errno.EINVAL) from None
+        return urls
 
-        Parameters
-        ----------
-        url : str
-            URL of the directory.
-        most : int or None
-            Number of objects beyond which None is returned.
+    def versions_below(self, url: str, most: int) -> dict[str, FileVersion] | None:
+        """Return the versions of all objects below a directory by their URLs; None if too many.
+
+        Not every store lists ETags as its other answers have them: those that do are quoted.
 
         Raises
         ------
         StorageError
             If the store does not say.
         """
-        address = address_of(url)
-        start = f"{self._key(url)}/".lstrip("/")
-        cut = len(self._access.prefix) + 1 if self._access.prefix else 0
-
-        def look(store: Any) -> dict[str, FileVersion] | None:
-            found: dict[str, FileVersion] = {}
-            for page in obstore.list(store, prefix=start):
-                found |= {entry["path"]: _version_of(entry) for entry in page}
-                if most is not None and len(found) > most:
-                    return None
-            return found
-
-        listed = self._try(url, look)
-        if listed is None:
+        found = self._list(url, most)
+        if found is None:
             return None
-        found = {name: listed[name] for name in sorted(listed) if name.startswith(start)}
-        parents = {str(parent) for path in found for parent in PurePosixPath(path).parents}
-        urls = {}
-        for path, version in found.items():
-            if version.size or path not in parents:  # consoles make empty objects for directories
-                try:
-                    urls[str(address_of(str(address._replace(key=path[cut:]))))] = version
-                except ConfigError:
-                    why = f"has an object with a name that is not supported: {path!r}"
-                    raise StorageError(url, why, errno.EINVAL) from None
-        return urls
+        return {f"{url}/{name}": version for name, version in found.items()}
+
+    def _list(self, url: str, most: int | None = None) -> dict[str, FileVersion] | None:
+        """List a directory: names below it, in order, and versions; None if more than `most`."""
+        start = f"{self._key(url)}/".lstrip("/")
+
+        def look(store: Any) -> list[Any] | None:
+            entries: list[Any] = []
+            for page in obstore.list(store, prefix=start):
+                entries += page
+                if most is not None and len(entries) > most:
+                    return None
+            return entries
+
+        entries = self._try(url, look)
+        if entries is None:
+            return None
+        return {
+            entry["path"].removeprefix(start): _version_of(entry)
+            for entry in sorted(entries, key=lambda entry: entry["path"])
+            if entry["path"].startswith(start)
+        }
 
     def create(self, url: str, content: Path | bytes) -> str | None:
         """Send a file, or bytes, in one request; return its ETag, or None if the name is taken.
@@ -402,7 +414,7 @@ class ObjectPlace:
         self.version = version
 
     def read_into(self, out: NDArray[np.uint8], begin: int) -> None:
-        """Fill an array, by requests of at most `PIECE_BYTES` bytes, one after the other.
+        """Fill an array, by requests of at most `PIECE_BYTES`, one after the other.
 
         Raises
         ------

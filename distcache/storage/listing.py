@@ -15,7 +15,7 @@ from distcache.storage.files import FileVersion
 from distcache.storage.place import bucket_of, import_client, version_at
 from distcache.storage.url import is_url
 
-MIN_LISTED: Final = 16  # objects of a directory, for which a listing is not worth it
+MIN_LISTED: Final = 16  # objects of a directory; fewer are asked for one by one
 MAX_OTHERS: Final = 4  # objects in a directory for each that is looked for
 
 UNLISTED: Final = "unlisted"
@@ -39,7 +39,7 @@ def listed(paths: Iterable[str]) -> Iterator[None]:
         if len(urls) >= MIN_LISTED:
             # Who may not list, or gets no answer, asks for each, and hears why.
             with contextlib.suppress(DistcacheError):
-                found = bucket_of(directory).objects_below(directory, MAX_OTHERS * len(urls))
+                found = bucket_of(directory).versions_below(directory, MAX_OTHERS * len(urls))
                 told |= {} if found is None else _trusted(urls, found)
     before = {url: _known[url] for url in told if url in _known}
     _known.update(told)
@@ -59,7 +59,7 @@ def objects_below(url: str) -> dict[str, FileVersion]:
     StorageError
         If the store does not say.
     """
-    found = bucket_of(url).objects_below(url) or {}
+    found = bucket_of(url).objects_below(url)
     told = _trusted(found, found)
     return {name: told.get(name) or version_at(name) for name in found}
 

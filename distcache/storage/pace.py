@@ -51,7 +51,7 @@ class Window:
         self.size = min(self.size + 1 / self.size, self._most)
 
     def slow_down(self, now: float) -> None:
-        """Halve, at most once in `QUIET_SECONDS` seconds."""
+        """Halve, at most once in `QUIET_SECONDS`."""
         if now - self._slowed >= QUIET_SECONDS and self.size >= self._least:
             self.size = max(self.size / 2, self._least)
             self._slowed = now

@@ -98,7 +98,8 @@ def test_a_table_has_a_row_for_each_part(cache: Path, tmp_path: Path) -> None:
     assert said == [{"out": str(out), "rows": len(table)}]
     assert {"step", "source"} <= set(table[0])
     assert not {"rank", "slot"} & set(table[0])
-    run("trace", cache, "--positions", "0:4", "--no-sources", "-o", out)
+    words = ["--positions", "0:4", "--global-batch-size", "10", "--no-sources"]
+    run("trace", cache, *words, "-o", out)
     assert not {"step", "rank", "source", "row"} & set(pq.read_schema(out).names)
 
 

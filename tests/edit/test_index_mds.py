@@ -18,7 +18,7 @@ from distcache.corpus.mds.index_json import CODECS
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.receipt import read_receipt
 from distcache.edit import index_mds as module
-from distcache.edit import indexed_shards as mds_numbers
+from distcache.edit import indexed_shards
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
@@ -98,19 +98,19 @@ def test_the_numbers_of_few_sequences_at_a_time(
     """They give the same index, however many are in memory."""
     data = write_tokens(tmp_path / "data", per_shard=3)
     index(data, tmp_path / "all")
-    monkeypatch.setattr(mds_numbers, "BLOCK_SEQUENCES", at_once)
+    monkeypatch.setattr(indexed_shards, "BLOCK_SEQUENCES", at_once)
     index(data, tmp_path / "few")
     assert (tmp_path / "few.idx").read_bytes() == (tmp_path / "all.idx").read_bytes()
 
 
-def test_a_shard_of_one_sample(tmp_path: Path) -> None:
+def test_a_shard_of_one_record(tmp_path: Path) -> None:
     """Its tokens begin at any byte, and are compared nevertheless."""
     data = write_tokens(tmp_path / "data", per_shard=1)
     index(data, tmp_path / "c", vocabulary=60_000)
     assert documents_of(tmp_path / "c") == [document.tolist() for document in DOCUMENTS]
 
 
-def test_rows_are_whole_samples(tmp_path: Path) -> None:
+def test_rows_are_whole_records(tmp_path: Path) -> None:
     """Rows are whole records of any columns, which the table describes; each has its bytes."""
     samples = [{"audio": bytes(range(n)), "text": "é" * n, "n": n} for n in range(20)]
     columns = {"audio": "bytes", "text": "str", "n": "int"}
@@ -172,7 +172,7 @@ def test_bytes_whose_type_is_not_said(tmp_path: Path) -> None:
         index(data, tmp_path / "c")
 
 
-def test_empty_samples_are_sequences_without_tokens(tmp_path: Path) -> None:
+def test_empty_records_are_sequences_without_tokens(tmp_path: Path) -> None:
     """They are counted."""
     values = [b"", np.arange(3, dtype="i4").tobytes(), b""]
     data = write_mds(tmp_path / "d", {"tokens": "bytes"}, [{"tokens": v} for v in values])

@@ -148,7 +148,7 @@ def test_faults_of_a_shard_are_named(
         ("bytes", [b"abc"], {"dtype": "int32"}, "3 bytes are no int32"),
     ],
 )
-def test_faults_of_samples_are_named(
+def test_faults_of_records_are_named(
     encoding: str, values: list[Any], options: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     """Faults of records are named, or they alone are left out."""

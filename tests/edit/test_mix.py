@@ -145,7 +145,7 @@ def test_one_data_set_gives_what_is_chosen(tmp_path: Path) -> None:
 
 
 def test_tokens_are_mixed_by_the_samples_of_training(tmp_path: Path) -> None:
-    """Which a pass has, however long the samples of the shards are."""
+    """Which a pass has, however long the records of the shards are."""
     for name, length in (("a", 100), ("b", 10)):
         samples = [{"tokens": np.arange(length, dtype="i4")} for _ in range(20)]
         write_mds(tmp_path / name, {"tokens": "ndarray:int32"}, samples)

@@ -76,7 +76,7 @@ def test_nothing_is_left_once_more_of_nothing() -> None:
 def test_each_token_is_an_input_equally_often(
     case: str, tmp_path_factory: pytest.TempPathFactory, samples: int, times: int | None
 ) -> None:
-    """Times trained and times in the view are the times, for every token of the train split."""
+    """How often a token was trained, and is in the view, are `times` in sum."""
     directory = tmp_path_factory.mktemp("rest")
     path = build_numbered(directory, case)
     options = RestOptions(times=times)

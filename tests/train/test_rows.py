@@ -1,4 +1,4 @@
-"""Rows: samples of several columns, as streaming's writer gave them, in passes."""
+"""Rows: records of several columns, as streaming's writer gave them, in passes."""
 
 from __future__ import annotations
 

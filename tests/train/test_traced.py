@@ -98,7 +98,7 @@ def test_planted_documents_are_found_at_the_steps_that_loaders_gave(
 
 
 def test_rows_of_shards_are_traced(tmp_path: Path) -> None:
-    """A sample of rows is one whole row, and its source a sample of a shard."""
+    """A sample of rows is one whole row, and its source a record of a shard."""
     fields = fields_of(write_rows(tmp_path, "rows"), samples={"train": 70, "valid": 0, "test": 0})
     path = build_here(fields, tmp_path / "caches", "rows").path
     dataset = distcache.open(path).rows("train")

@@ -57,8 +57,6 @@ class FileSource:
         Descriptor of the file.
     size : int
         Bytes of it.
-    step : int
-        Bytes that are read at a time.
     seen : callable or None
         Receives all that is read.
     """
@@ -67,18 +65,16 @@ class FileSource:
         self,
         descriptor: int,
         size: int,
-        step: int = READ_BYTES,
         seen: Callable[[bytes], object] | None = None,
     ) -> None:
         self._seen = seen
         self._descriptor = descriptor
         self._size = size
-        self._step = step
         self._at = 0
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next bytes, perhaps fewer than asked for; none at the end."""
-        step = self._step if size < 0 else min(size, self._step)
+        step = READ_BYTES if size < 0 else min(size, READ_BYTES)
         end = min(self._at + step, self._size)
         data = read_range(self._descriptor, self._at, end)
         self._at = end

@@ -77,7 +77,7 @@ class ShardReader:
 
 
 def _rows_at_a_time(group: Group) -> int:
-    """Return how many rows have about `BATCH_BYTES` bytes, which fit into the processor's cache."""
+    """Return how many rows have about `BATCH_BYTES`, which fit into the processor's cache."""
     return min(max(BATCH_BYTES * group.rows // max(group.nbytes, 1), 1), MAX_ROWS)
 
 

@@ -26,7 +26,7 @@ LENGTH: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 1 << 28  # bytes of a message
 MAX_DESCRIPTORS: Final = 250  # of a message; the kernel allows 253
 SOCKET: Final = "socket"
-DEFAULT_BUDGET: Final = 4 << 30  # bytes, unless a budget is given
+MAX_DEFAULT_BUDGET: Final = 4 << 30  # bytes, unless a budget is given
 SHARE_AHEAD: Final = 20  # at most the 20th part of what is free
 MAX_WHOLE_BYTES: Final = 8 << 20  # bytes of an object that may be announced as a whole, at most
 PEER: Final = struct.Struct("3i")  # process, user and group
@@ -135,7 +135,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 def default_budget(directory: Path) -> int:
     """Return the bytes that may be ahead, if nobody says how many."""
-    return min(space_at(directory).free // SHARE_AHEAD, DEFAULT_BUDGET)
+    return min(space_at(directory).free // SHARE_AHEAD, MAX_DEFAULT_BUDGET)
 
 
 def encoded(numbers: Sequence[Any] | NDArray[np.int64]) -> bytes:

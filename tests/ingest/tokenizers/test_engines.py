@@ -196,7 +196,7 @@ def test_very_long_runs(
     engines: Callable[..., AnyTokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They go to the library, which refuses some of them; long texts do not."""
-    monkeypatch.setattr(gigatoken_engine, "MAX_RUN", 100)
+    monkeypatch.setattr(gigatoken_engine, "MAX_RUN_CHARACTERS", 100)
     texts = [" " * 201, "a" * 99 + " b", "x " + "b" * 200, "some words " * 100]
     assert engines("llama3").encode(texts).by_library == 2
 

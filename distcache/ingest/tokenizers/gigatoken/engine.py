@@ -98,7 +98,7 @@ def mark_known(description: TokenizerJson, known: NDArray[np.uint8]) -> None:
 CODE_POINTS: Final = 0x110000
 # Characters without a blank, or blanks: patterns step back through them, and the library gives up
 # after ten million steps (Oniguruma, retry-limit-in-match), which gigatoken does not.
-MAX_RUN: Final = 2 << 20
+MAX_RUN_CHARACTERS: Final = 2 << 20
 BLANK: Final = re.compile(r"\s")
 OTHER: Final = re.compile(r"\S")
 COMPARED_OF: Final = 512  # of so many texts, one on average is encoded by both
@@ -251,9 +251,11 @@ class Gigatoken:
 
 def _has_long_run(text: str) -> bool:
     """Return whether a text may have a longer run: one of twice the length has such a part."""
-    parts = range(0, len(text) - MAX_RUN, MAX_RUN)
+    parts = range(0, len(text) - MAX_RUN_CHARACTERS, MAX_RUN_CHARACTERS)
     return not all(
-        kind.search(text, begin, begin + MAX_RUN) for begin in parts for kind in (BLANK, OTHER)
+        kind.search(text, begin, begin + MAX_RUN_CHARACTERS)
+        for begin in parts
+        for kind in (BLANK, OTHER)
     )
 
 

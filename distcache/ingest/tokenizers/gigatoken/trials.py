@@ -35,7 +35,7 @@ NEIGHBOURS: Final = (
 SOME: Final = "aZ漢\u03011 \t\n\r.'/😀€"  # of which all triples are tried
 SEED: Final = 20
 RANDOM_TEXTS: Final = 500
-MAX_RANDOM: Final = 40  # classes of a random text
+MAX_RANDOM_CLASSES: Final = 40  # of a random text
 TOKEN_TEXTS: Final = 250  # of several tokens
 LONG_RUN: Final = 300  # of one class
 
@@ -140,7 +140,7 @@ def trials(tokens: list[str]) -> Iterator[list[str]]:
     yield [part * LONG_RUN for part in CLASSES]
     chosen = random.Random(SEED)  # noqa: S311  # the same trials everywhere
     yield [
-        "".join(chosen.choices(parts, k=chosen.randrange(1, MAX_RANDOM)))
+        "".join(chosen.choices(parts, k=chosen.randrange(1, MAX_RANDOM_CLASSES)))
         for _ in range(RANDOM_TEXTS)
     ]
     yield tokens
