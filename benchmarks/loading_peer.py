@@ -85,6 +85,7 @@ def main() -> None:
             "gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1
         )
     else:
+        import distcache.train.dataset  # noqa: F401, PLC0415  else imported with the first one
         from distcache.train.open import open_cache  # noqa: PLC0415
     before = open_files()
     begin = time.perf_counter()
