@@ -201,9 +201,10 @@ def failure(job: str, log: Path, state: str) -> DistcacheError:
     state : str
         Last state of the job.
     """
-    lines = list(dict.fromkeys(_last_start(log)))  # each once
-    ours = [line.removeprefix(OUR_PREFIX) for line in lines if line.startswith(OUR_PREFIX)]
-    slurms = [line for line in lines if line.startswith(SLURM_PREFIXES)]
+    lines = _last_start(log)
+    once = dict.fromkeys(lines)
+    ours = [line.removeprefix(OUR_PREFIX) for line in once if line.startswith(OUR_PREFIX)]
+    slurms = [line for line in once if line.startswith(SLURM_PREFIXES)]
     said = (ours or [*_last_words(lines), *slurms])[-MAX_LINES:]
     # A rank that is killed has another exit code than the one that failed.
     codes = [int(found[1]) for line in slurms if (found := EXITED.search(line)) is not None]
@@ -220,6 +221,10 @@ def _last_start(log: Path) -> list[str]:
 
 
 def _last_words(lines: Sequence[str]) -> list[str]:
-    """Return the last lines of ranks that ended without an error of distcache."""
+    """Return the last lines of ranks that ended without an error of distcache, each once.
+
+    Of equal lines the last counts: ranks end alike, and what a rank writes last says why.
+    """
     known = (OUR_PREFIX, START, *SLURM_PREFIXES, "srun:", "[")  # the last is of phases
-    return [line for line in lines if not line.startswith(known)][-LAST_WORDS:]
+    found = dict.fromkeys(line for line in reversed(lines) if not line.startswith(known))
+    return list(found)[:LAST_WORDS][::-1]

@@ -98,6 +98,17 @@ def test_a_failure_that_no_rank_foresaw(tmp_path: Path) -> None:
     assert "NODE_FAIL" in error.problems[-1]
 
 
+def test_ranks_that_end_alike(tmp_path: Path) -> None:
+    """What each writes last is told, though their lines mix, and only the first ones differ."""
+    stacks = [
+        (f"Init(argv=(nil), {rank:x})", "MPIR_init(141):", "odd version") for rank in range(9)
+    ]
+    mixed = [line for lines in zip(*stacks, strict=True) for line in lines]
+    for lines in (mixed, [*itertools.chain(*stacks), *(f"Init({rank})" for rank in range(4))]):
+        log = leave(tmp_path, "==== started on a\n" + "".join(f"{line}\n" for line in lines))
+        assert "odd version" in failure("8", log, "FAILED").problems
+
+
 def test_a_failure_without_any_log(tmp_path: Path) -> None:
     """A failure without any log says the job's state."""
     assert failure("8", tmp_path / "8.log", "CANCELLED").problems == (
