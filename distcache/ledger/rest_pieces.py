@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from distcache.kernels import Section, find_visits
 
 BLOCK_SEQUENCES: Final = 1 << 20  # sequences
+# Of the pieces of a block in memory, which are read once for each time that tokens are left.
+KEPT_TYPES: Final = (np.int32, np.int32, np.int32, np.uint32)
 
 
 class Visits(NamedTuple):
@@ -171,10 +173,14 @@ class LeftCounts(NamedTuple):
     whole_tokens: int
 
 
+def _covered_block(visits: Visits, lengths: NDArray[np.int32], begin: int) -> Pieces:
+    """Return the pieces of a block of sequences, counted from its first one."""
+    end = min(begin + BLOCK_SEQUENCES, len(lengths))
+    return covered(visits.between(begin, end), lengths[begin:end].astype(np.int64))
+
+
 class Cover:
     """How often each token of the sequences of a section was an input.
-
-    Pieces are made again each time: all of them take several times the memory of the visits.
 
     Parameters
     ----------
@@ -190,9 +196,13 @@ class Cover:
     """
 
     def __init__(self, visits: Visits, lengths: NDArray[np.int32]) -> None:
-        self._visits = visits
         self._lengths = lengths
-        self.most = max((int(some.times.max(initial=0)) for some in self._blocks()), default=0)
+        blocks = (
+            _covered_block(visits, lengths, begin)
+            for begin in range(0, len(lengths), BLOCK_SEQUENCES)
+        )
+        self._kept = [Pieces(*map(np.ndarray.astype, some, KEPT_TYPES)) for some in blocks]
+        self.most = max((int(some.times.max(initial=0)) for some in self._kept), default=0)
 
     def left(self, wanted: int, *, fragments: bool) -> Iterator[Pieces]:
         """Yield the pieces that are left, in the order of a view.
@@ -227,11 +237,9 @@ class Cover:
 
     def _blocks(self) -> Iterator[Pieces]:
         """Yield the pieces of successive sequences, with how often they were inputs."""
-        for begin in range(0, len(self._lengths), BLOCK_SEQUENCES):
-            end = min(begin + BLOCK_SEQUENCES, len(self._lengths))
-            lengths = self._lengths[begin:end].astype(np.int64)
-            pieces = covered(self._visits.between(begin, end), lengths)
-            yield pieces._replace(sequences=pieces.sequences + begin)
+        for number, pieces in enumerate(self._kept):
+            wide = Pieces(*(values.astype(np.int64) for values in pieces))
+            yield wide._replace(sequences=wide.sequences + number * BLOCK_SEQUENCES)
 
     def _are_whole(self, pieces: Pieces) -> NDArray[np.bool_]:
         whole: NDArray[np.bool_] = (pieces.begins == 0) & (
