@@ -8,7 +8,7 @@ that are left once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,8 +201,11 @@ class Cover:
             _covered_block(visits, lengths, begin)
             for begin in range(0, len(lengths), BLOCK_SEQUENCES)
         )
-        self._kept = [Pieces(*map(np.ndarray.astype, some, KEPT_TYPES)) for some in blocks]
-        self.most = max((int(some.times.max(initial=0)) for some in self._kept), default=0)
+        self._kept: list[list[NDArray[Any]]] = [
+            [values.astype(kind) for values, kind in zip(some, KEPT_TYPES, strict=True)]
+            for some in blocks
+        ]
+        self.most = max((int(times.max(initial=0)) for *_, times in self._kept), default=0)
 
     def left(self, wanted: int, *, fragments: bool) -> Iterator[Pieces]:
         """Yield the pieces that are left, in the order of a view.
