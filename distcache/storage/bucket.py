@@ -216,13 +216,13 @@ class Bucket:
         StorageError
             If the store does not say, or has names that are not supported.
         """
-        found = self._list(url) or {}
+        found, above = self._list(url) or {}, str(address_of(url))
         parents = {str(parent) for name in found for parent in PurePosixPath(name).parents}
         urls = {}
         for name, version in found.items():
             if version.size or name not in parents:  # consoles make empty objects for directories
                 try:
-                    urls[str(address_of(f"{address_of(url)}/{name}"))] = version
+                    urls[str(address_of(f"{above}/{name}"))] = version
                 except ConfigError:
                     why = f"has an object with a name that is not supported: {name!r}"
                     raise StorageError(url, why, errno.EINVAL) from None
