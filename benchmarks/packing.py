@@ -32,7 +32,7 @@ from distcache.plan.packing import GROUP
 from tests.peers.olmo import PACKER, new_packer
 
 LENGTH = 4096
-BRIDGE = PACKER.parents[1] / "bridge/megatron/bridge/data/datasets/packing_utils.py"
+BRIDGE = PACKER.parents[1] / "bridge-0.3.1/megatron/bridge/data/datasets/packing_utils.py"
 
 
 def lengths_of(count: int) -> Any:
