@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -198,12 +199,16 @@ class _Planner:
         given = config.phases if split == "train" else ()
         continued = config.continued if given else None
         total = sum(targets) if continued is None else size
-        phases = lay_out_phases(given, config.sequence_length, total, fused=self.fused)
+        lay_out = functools.partial(
+            lay_out_phases, given, config.sequence_length, total, fused=self.fused
+        )
+        phases = lay_out() if continued is not None else ()
         if continued is not None:
             requests = self._continued_requests(continued, phases[-1].after)
         sections = self._sections(split, blend, requests, bookends)
-        if sections is None:
+        if sections is None:  # before billions of samples are drawn that are refused
             return
+        phases = phases or lay_out()
         weights = normalize(shares)
         available = [section.size.samples for section in sections]
         taken = (
