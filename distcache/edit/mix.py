@@ -29,7 +29,12 @@ from distcache.option import Option
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
-from distcache.storage.files import atomic_write, make_directories, no_space_as_error
+from distcache.storage.files import (
+    atomic_write,
+    make_directories,
+    may_write,
+    no_space_as_error,
+)
 from distcache.storage.url import is_url
 
 INDEXED_AT_ONCE: Final = 16  # data sets: most of the time goes to syncing small files
@@ -200,7 +205,8 @@ def _has_size(path: str, size: int) -> bool:
 def _make_room(directory: str) -> None:
     if os.path.lexists(directory) and not os.path.isdir(directory):
         raise ConfigError(f"--out {directory}: is a file; expected a directory for the corpora")
-    make_directories(Path(directory))
+    with may_write(Path(directory), "choose another --out"):
+        make_directories(Path(directory))
 
 
 def _index_all(

@@ -30,7 +30,7 @@ from distcache.ledger.trace import Trace
 from distcache.plan.config import SPLITS
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress, Stopwatch
-from distcache.storage.files import atomic_write, make_directories
+from distcache.storage.files import atomic_write, make_directories, may_write
 
 Left = Callable[[Idx], Iterator[Pieces]]
 """Yields the pieces of a corpus that are left, the same ones each time."""
@@ -181,7 +181,8 @@ def write_rest(
     first = trained[0].split
     known = _corpora(trained, options.sampling)
     facts = require_sound(SerialCommunicator(), list(known), threads)
-    make_directories(Path(directory))
+    with may_write(Path(directory), "choose another --out"):
+        make_directories(Path(directory))
     used: set[str] = set()
     after = tuple(
         {"cache": str(one.split.cache.path), "key": one.split.cache.key, "samples": one.samples}

@@ -231,6 +231,8 @@ def test_a_file_in_the_place_of_the_corpora(tmp_path: Path) -> None:
     (tmp_path / "mix").touch()
     with pytest.raises(ConfigError, match="is a file; expected a directory"):
         run_mix({"train": [{"path": paths["a"]}]}, tmp_path / "mix")
+    with pytest.raises(ConfigError, match="/proc/mix: cannot be made; choose another --out"):
+        run_mix({"train": [{"path": paths["a"]}]}, Path("/proc/mix"))
 
 
 def test_ranks_divide_the_data_sets(tmp_path: Path) -> None:

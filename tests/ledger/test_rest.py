@@ -272,6 +272,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     size = trace(path).size
     with pytest.raises(ConfigError, match=f"has {size} in its train split"):
         write_rest([trained_on(path, size + 1)], out, RestOptions())
+    with pytest.raises(ConfigError, match="/proc/out: cannot be made; choose another --out"):
+        write_rest([trained_on(path, 1)], "/proc/out", RestOptions())
     with pytest.raises(ConfigError, match=r"inputs \d times already"):
         write_rest([trained_on(path, size)], out, RestOptions(times=1))
     other = build_numbered(tmp_path / "other")
