@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +51,8 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
     ------
     DistcacheError
         If HDF5 puts a dataset anywhere else, or its metadata does not fit before the data.
+    OSError
+        If the scratch file cannot be written.
     """
     places = list(_with_padding(data_begin, wanted))
     stored = [place for place in places if place.nbytes]
@@ -62,10 +65,15 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
             _allocate(scratch, stored[:1], data_begin)
         _allocate(scratch, stored[max(early, 1) :], ALIGNMENT)
         size = max((place.offset + place.nbytes for place in stored), default=data_begin)
-        if (found := os.stat(scratch).st_size) != size:
-            raise DistcacheError(f"HDF5 made a file of {found} bytes, expected {size}")
+        if (made := os.stat(scratch).st_size) != size:
+            raise DistcacheError(f"HDF5 made a file of {made} bytes, expected {size}")
         with open(scratch, "rb") as stream:
             return stream.read(data_begin)
+    except (OSError, RuntimeError) as error:  # the latter as HDF5 closes a file
+        found = re.search(r"errno = (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), scratch) from error
     finally:
         Path(scratch).unlink(missing_ok=True)
 

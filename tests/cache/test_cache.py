@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,24 @@ def test_opening_costs_the_same_for_many_corpora(corpora: dict[str, str], tmp_pa
     cache = open_cache(path)
     assert len(cache.table("sections")) >= 40
     assert Path("/proc/self/maps").read_text().count(path) == 1
+
+
+LAID_OUT = """
+import errno, resource, sys
+from distcache.cache.format import DatasetPlace
+from distcache.cache.skeleton import front_bytes
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    front_bytes(sys.argv[1], 8192, [DatasetPlace("group", "array", "i4", (1000,), 8192)])
+except OSError as error:
+    print(errno.errorcode[error.errno], error.filename == sys.argv[1])
+"""
+
+
+def test_a_file_that_cannot_be_laid_out(tmp_path: Path) -> None:
+    """HDF5's own error becomes one of the system, wherever its file ends."""
+    for most in (1, 5000, 9000):
+        words = [sys.executable, "-c", LAID_OUT, str(tmp_path / "layout"), str(most)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        assert done.stdout == "EFBIG True\n", done.stderr
+        assert list(tmp_path.iterdir()) == []
