@@ -88,8 +88,7 @@ def seconds_of(*steps: list[object]) -> float:
     """Return the seconds of commands one after the other."""
     begin = time.perf_counter()
     for words in steps:
-        command = [str(word) for word in words]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(list(map(str, words)), check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - begin
 
 

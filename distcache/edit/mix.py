@@ -29,12 +29,7 @@ from distcache.option import Option
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
-from distcache.storage.files import (
-    atomic_write,
-    make_directories,
-    may_write,
-    no_space_as_error,
-)
+from distcache.storage.files import atomic_write, make_directories, may_write, no_space_as_error
 from distcache.storage.url import is_url
 
 INDEXED_AT_ONCE: Final = 16  # data sets: most of the time goes to syncing small files

@@ -24,7 +24,7 @@ from distcache.plan.packing import (
     group_ranges,
     rules_of,
 )
-from distcache.plan.phases import lay_out_phases
+from distcache.plan.phases import BlendPhase, lay_out_phases
 from distcache.plan.problems import (
     blend_problems,
     corpus_problems,
@@ -202,8 +202,9 @@ class _Planner:
         lay_out = functools.partial(
             lay_out_phases, given, config.sequence_length, total, fused=self.fused
         )
-        phases = lay_out() if continued is not None else ()
+        phases: tuple[BlendPhase, ...] = ()
         if continued is not None:
+            phases = lay_out()
             requests = self._continued_requests(continued, phases[-1].after)
         sections = self._sections(split, blend, requests, bookends)
         if sections is None:  # before billions of samples are drawn that are refused
