@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from distcache.storage.timeouts import SCALE, limits
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpora
 from tests.support.large import write_large
 from tests.support.secrets import places_with_secrets
@@ -167,4 +167,4 @@ def large_file(large_config: dict[str, Any], tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="session")
 def serial_bytes(large_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """What one process with one thread builds."""
-    return Path(build_here(large_config, tmp_path_factory.mktemp("serial")).path).read_bytes()
+    return Path(here.build(large_config, tmp_path_factory.mktemp("serial")).path).read_bytes()

@@ -18,7 +18,7 @@ import pytest
 from distcache.cache import open_cache
 from distcache.cache.inspect import inspect_document
 from distcache.megatron.export import export
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpora
 
 GOLDEN: Final = Path(__file__).resolve().parent / "golden" / "golden.json"
@@ -74,7 +74,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
 def described(case: str, directory: Path) -> dict[str, Any]:
     """Build a case, and return its key, the digests of its arrays and of what it exports."""
     write_corpora(directory)
-    built = build_here({**BASE, **CASES[case]}, directory / "caches", case)
+    built = here.build({**BASE, **CASES[case]}, directory / "caches", case)
     cache = open_cache(built.path)
     document = inspect_document(cache)
     export(cache, directory / "exported", os.path.basename)

@@ -9,7 +9,7 @@ from distcache.builder import links
 from distcache.builder.links import shuffled_slice
 from distcache.builder.section_slice import draw_bounds
 from distcache.kernels import Mt19937
-from distcache.ranks.communicator import SerialCommunicator
+from tests.support import here
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 50, 4000])
@@ -19,7 +19,7 @@ def test_it_is_the_shuffle_of_numpy(size: int, monkeypatch: pytest.MonkeyPatch) 
     generator, numpy = Mt19937(11), np.random.RandomState(11)
     expected = np.arange(size, dtype=np.uint32)
     numpy.shuffle(expected)
-    found = shuffled_slice(SerialCommunicator(), size, generator, [0, size])
+    found = shuffled_slice(here.ALONE, size, generator, [0, size])
     assert found.tolist() == expected.tolist()
     assert generator.next32() == numpy.randint(0, 2**32, dtype=np.uint32)
 

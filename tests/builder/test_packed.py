@@ -20,9 +20,10 @@ from distcache.corpus import open_idx
 from distcache.plan import layout, packing
 from distcache.plan.assignment import assign
 from tests.plan.test_make import plan_of, problems_of
-from tests.support.caches import Dying, build_here
+from tests.support import here
+from tests.support.caches import Dying
 from tests.support.corpora import LENGTHS, write_lengths
-from tests.support.mds_corpora import index, write_tokens
+from tests.support.mds_corpora import write_tokens
 from tests.support.processes import start
 from tests.support.threads import run_ranks
 
@@ -87,7 +88,7 @@ def test_what_rows_are(
         reasons = ("no tokens", "empty .bin", "longer: drop leaves them out")
         assert any(reason in problems_of(fields)[0] for reason in reasons)
         return
-    rows = rows_of(build_here(fields, directory).path, np.array(lengths))
+    rows = rows_of(here.build(fields, directory).path, np.array(lengths))
     per_pass = plan_of(fields).sections[0].packed
     assert per_pass is not None
     passes = plan_of(fields).sections[0].size.passes
@@ -113,7 +114,7 @@ def test_more_samples_change_none_of_those_before(tmp_path: Path) -> None:
     found = []
     for samples in (1500, 9000):
         fields = fields_of(prefix, samples={"train": samples})
-        cache = open_cache(build_here(fields, tmp_path / "caches").path)
+        cache = open_cache(here.build(fields, tmp_path / "caches").path)
         arrays = {name: cache.read(view) for name, view in cache.arrays("sections", 0).items()}
         found.append(arrays)
     few, many = found
@@ -134,9 +135,9 @@ def test_any_ranks_make_the_same_bytes(
     monkeypatch.setattr(packing, "GROUP", 700)
     prefix = write_lengths(tmp_path / "c", np.tile(LENGTHS["third"], 3))
     fields = fields_of(prefix, samples={"train": 9000})
-    expected = Path(build_here(fields, tmp_path / "one").path).read_bytes()
+    expected = Path(here.build(fields, tmp_path / "one").path).read_bytes()
     monkeypatch.setattr(layout, "SPLITTABLE_FROM", 1 << 10)
-    alone = Path(build_here(fields, tmp_path / "alone").path)
+    alone = Path(here.build(fields, tmp_path / "alone").path)
     config = config_from_mapping(fields)
     items = plan_of(config).items
     assert bool(assign(items, layout.make_layout(items), ranks).sliced) == (ranks > 1)
@@ -178,7 +179,7 @@ def test_keys_and_problems(tmp_path: Path) -> None:
 
 def test_views_and_shards(tmp_path: Path) -> None:
     """Are packed as any corpus: each document of a pass once, as its corpus has it."""
-    index(write_tokens(tmp_path / "mds"), tmp_path / "c")
+    here.index(write_tokens(tmp_path / "mds"), tmp_path / "c")
     prefix = write_lengths(tmp_path / "plain", LENGTHS["plain"])
     words = ["select", prefix, "-o", tmp_path / "view", "--sample", "0.5", "--seed", "3"]
     done = start(words)
@@ -186,7 +187,7 @@ def test_views_and_shards(tmp_path: Path) -> None:
     for name in ("c", "view"):
         idx = open_idx(str(tmp_path / name))
         fields = fields_of(str(tmp_path / name), samples={"train": 20})
-        cache = build_here(fields, tmp_path / "caches").path
+        cache = here.build(fields, tmp_path / "caches").path
         found: dict[int, int] = {}
         section = plan_of(fields).sections[0]
         assert section.packed is not None
@@ -207,9 +208,9 @@ def test_a_build_that_ended_is_resumed(more: dict[str, Any], tmp_path: Path) -> 
     fields["samples"] = {"train": 0 if more else 500, "valid": 40, "test": 0}
     weighted = [{"path": path, "weight": 1.0} for path in prefixes]
     fields["blend"] = prefixes if more else weighted
-    expected = Path(build_here(fields, tmp_path / "whole").path).read_bytes()
+    expected = Path(here.build(fields, tmp_path / "whole").path).read_bytes()
     with pytest.raises(RuntimeError, match="ended in reading back"):
-        build_here(fields, tmp_path / "again", progress=Dying("reading back"))
-    resumed = build_here(fields, tmp_path / "again")
+        here.build(fields, tmp_path / "again", progress=Dying("reading back"))
+    resumed = here.build(fields, tmp_path / "again")
     assert resumed.resumed > 0
     assert Path(resumed.path).read_bytes() == expected

@@ -22,8 +22,8 @@ from distcache.errors import ConfigError
 from distcache.plan.model import SectionPlan
 from distcache.plan.sizes import Cut, SectionSize, samples_in
 from tests.plan.test_make import plan_of
-from tests.support.caches import build_here
-from tests.support.mds_corpora import DOCUMENTS, fields_of, index, write_tokens
+from tests.support import here
+from tests.support.mds_corpora import DOCUMENTS, fields_of, write_tokens
 from tests.support.mds_writer import write_mds
 from tests.support.threads import run_ranks
 
@@ -82,11 +82,11 @@ def test_samples_are_of_the_window_in_which_they_end(
 def test_more_samples_change_none_of_those_before(order: str, extra: bool, tmp_path: Path) -> None:
     """A cache of more passes begins with all samples of one of fewer, also in a blend."""
     for name in ("a", "b"):
-        index(write_tokens(tmp_path / f"{name}-data"), tmp_path / name)
+        here.index(write_tokens(tmp_path / f"{name}-data"), tmp_path / name)
     fields = fields_of(str(tmp_path / "a"), str(tmp_path / "b"))
     fields |= {"order": order, "window": 2, "add_extra_token": extra}
     caches = [
-        open_cache(build_here(fields | {"samples": {"train": n}}, tmp_path / "caches").path)
+        open_cache(here.build(fields | {"samples": {"train": n}}, tmp_path / "caches").path)
         for n in (150, 900)
     ]
     for member in range(2):
@@ -106,10 +106,10 @@ def test_more_samples_change_none_of_those_before(order: str, extra: bool, tmp_p
 @pytest.mark.parametrize("order", ["passes", "windows"])
 def test_tokens_in_passes(order: str, tmp_path: Path) -> None:
     """Each pass has every document once, samples are cut as always, each comes once."""
-    index(write_tokens(tmp_path / "data"), tmp_path / "c")
+    here.index(write_tokens(tmp_path / "data"), tmp_path / "c")
     prefix = str(tmp_path / "c")
     fields = fields_of(prefix) | {"order": order, "window": 2, "split": "1", "blend": [prefix]}
-    built = build_here(fields, tmp_path / "caches")
+    built = here.build(fields, tmp_path / "caches")
     found = arrays_of(open_cache(built.path))
     documents = found["document_index"]
     epochs = len(documents) // 40
@@ -134,7 +134,7 @@ def test_tokens_in_passes(order: str, tmp_path: Path) -> None:
 
 def test_orders_have_keys_of_their_own(tmp_path: Path) -> None:
     """Orders have keys of their own, and so have windows of other sizes."""
-    index(write_tokens(tmp_path / "data"), tmp_path / "c")
+    here.index(write_tokens(tmp_path / "data"), tmp_path / "c")
     fields = fields_of(str(tmp_path / "c"))
     plans = [
         plan_of(fields | more)
@@ -156,9 +156,9 @@ def test_orders_have_keys_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_number_of_ranks_changes_no_byte(ranks: int, tmp_path: Path) -> None:
     """Whoever builds."""
-    index(write_tokens(tmp_path / "data"), tmp_path / "c")
+    here.index(write_tokens(tmp_path / "data"), tmp_path / "c")
     fields = fields_of(str(tmp_path / "c")) | {"order": "windows", "window": 2}
-    expected = build_here(fields, tmp_path / "one")
+    expected = here.build(fields, tmp_path / "one")
     config = config_from_mapping(fields)
     outcomes, _ = run_ranks(ranks, lambda c: build(c, config, tmp_path / "more").path)
     assert len(set(map(str, outcomes))) == 1
@@ -168,7 +168,7 @@ def test_the_number_of_ranks_changes_no_byte(ranks: int, tmp_path: Path) -> None
 def test_rows_have_one_array(tmp_path: Path) -> None:
     """The row of each sample; tokens and rows do not mix, nor with Megatron's order."""
     data = write_mds(tmp_path / "data", {"x": "int"}, [{"x": n} for n in range(50)])
-    index(data, tmp_path / "rows", column="")
+    here.index(data, tmp_path / "rows", column="")
     prefix = str(tmp_path / "rows")
     fields = {
         "sequence_length": 1,
@@ -177,7 +177,7 @@ def test_rows_have_one_array(tmp_path: Path) -> None:
         "samples": {"train": 100, "valid": 10, "test": 0},
         "blend": [prefix],
     }
-    cache = open_cache(build_here(fields, tmp_path / "caches").path)
+    cache = open_cache(here.build(fields, tmp_path / "caches").path)
     found = arrays_of(cache)
     assert list(found) == ["document_index"]
     order = found["document_index"].tolist()
@@ -189,7 +189,7 @@ def test_rows_have_one_array(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=expected):
             plan_of(fields | more)
-    index(write_tokens(tmp_path / "tokens"), tmp_path / "t")
+    here.index(write_tokens(tmp_path / "tokens"), tmp_path / "t")
     with pytest.raises(ConfigError, match="expected at least 2 tokens"):
         plan_of(fields | {"blend": [prefix, str(tmp_path / "t")]})
     assert len(DOCUMENTS) == 40

@@ -31,7 +31,7 @@ from distcache.plan.problems import plan_warnings
 from distcache.plan.sizes import normalize
 from tests.node.agents import run
 from tests.plan.test_make import plan_of, problems_of
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import LENGTHS, write_lengths
 from tests.support.threads import run_ranks
 
@@ -74,7 +74,7 @@ THREE = [
 
 def test_laws(tmp_path: Path) -> None:
     """Within a phase it is Megatron's; each corpus gives its samples from 0 on, once each."""
-    built = build_here(fields_of(tmp_path, THREE), tmp_path / "caches")
+    built = here.build(fields_of(tmp_path, THREE), tmp_path / "caches")
     corpora, samples = blend_of(built.path)
     assert len(corpora) >= 1400
     taken = np.zeros(3, np.int64)
@@ -155,7 +155,7 @@ def test_any_ranks_make_the_same_bytes(
     ]
     fields = fields_of(tmp_path, phases, sequence_length=2)
     monkeypatch.setattr(blends, "RUN_UP", 50)  # some guesses are wrong
-    expected = Path(build_here(fields, tmp_path / "one").path).read_bytes()
+    expected = Path(here.build(fields, tmp_path / "one").path).read_bytes()
     config = config_from_mapping(fields)
     items = plan_of(config).items
     assert assign(items, make_layout(items), ranks).sliced
@@ -228,12 +228,12 @@ def test_any_sample_can_be_continued(
     weights[0] = [n + 1 for n in weights[0]]
     phases = [{"samples": n, "weights": w} for n, w in zip(samples, weights, strict=True)]
     fields = fields_of(directory, phases, order=order, mid_level_dataset_surplus=3.0)
-    old = build_here(fields, directory / "caches").path
+    old = here.build(fields, directory / "caches").path
     corpora, numbers_of = blend_of(old)
     consumed = data.draw(st.integers(1, len(corpora)))
     more = {"continue": {"cache": old, "samples": consumed}}
     more |= {"phases": [{"samples": 20, "weights": [1, 2, 2]}]}
-    new, own = blend_of(build_here(fields | more, directory / "caches").path)
+    new, own = blend_of(here.build(fields | more, directory / "caches").path)
     assert np.array_equal(new[:consumed], corpora[:consumed])
     assert np.array_equal(own[:consumed], numbers_of[:consumed])
     for corpus in range(3):
@@ -246,10 +246,10 @@ def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
     fields = fields_of(tmp_path, THREE, order=order)
     first = fields | {"blend": fields["blend"][:2]}
     first["phases"] = [{**phase, "weights": phase["weights"][:2]} for phase in THREE[::2]]
-    old = build_here(first, tmp_path / "caches")
+    old = here.build(first, tmp_path / "caches")
     more = {"samples": 200, "weights": [0, 1, 3]}
     second = fields | {"continue": {"cache": old.path, "samples": 777}, "phases": [more]}
-    new = build_here(second, tmp_path / "caches")
+    new = here.build(second, tmp_path / "caches")
     assert new.reused_items >= (2 if order == "megatron" else 1)
     (earlier, own), (corpora, samples) = blend_of(old.path), blend_of(new.path)
     assert len(corpora) == 977
@@ -262,7 +262,7 @@ def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
     keys = [open_cache(path).table("sections")["key"].tolist() for path in (old.path, new.path)]
     assert order == "passes" or set(keys[0][:2]) <= set(keys[1])
     third = second | {"continue": {"cache": new.path, "samples": 800}, "phases": [more]}
-    again = blend_of(build_here(third, tmp_path / "caches").path)[0]
+    again = blend_of(here.build(third, tmp_path / "caches").path)[0]
     assert np.array_equal(again[:800], corpora[:800])
     moved = second | {"blend": [fields["blend"][n] for n in (1, 0, 2)]}
     with pytest.raises(ConfigError, match="not in the order of"):
@@ -276,7 +276,7 @@ def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
 def test_what_cannot_be_continued(tmp_path: Path) -> None:
     """Each says what is wrong."""
     fields = fields_of(tmp_path, THREE)
-    old = build_here(fields, tmp_path / "caches").path
+    old = here.build(fields, tmp_path / "caches").path
     more = [{"samples": 20, "weights": [1, 1, 3]}]
     for change, expected in (
         ({"continue": {"cache": old, "samples": 99_999}}, "99999, and .* has 14"),
@@ -328,7 +328,7 @@ def test_what_a_plan_says_of_phases(tmp_path: Path) -> None:
 def test_what_has_grown_is_compared_too(order: str, tmp_path: Path) -> None:
     """A corpus that was written anew is found, whatever is asked of it; so is another packing."""
     fields = fields_of(tmp_path, THREE, order=order)
-    old = build_here(fields, tmp_path / "caches").path
+    old = here.build(fields, tmp_path / "caches").path
     more = [{"samples": 9000, "weights": [1, 1, 3]}]
     second = fields | {"continue": {"cache": old, "samples": 700}, "phases": more}
     assert plan_of(second).sections[0].size.passes > plan_of(fields).sections[0].size.passes
@@ -342,10 +342,10 @@ def test_what_has_grown_is_compared_too(order: str, tmp_path: Path) -> None:
 
 def test_a_corpus_that_was_not_reached_may_go(tmp_path: Path) -> None:
     """Of a later phase, which is not continued."""
-    old = build_here(fields_of(tmp_path, THREE), tmp_path / "caches").path
+    old = here.build(fields_of(tmp_path, THREE), tmp_path / "caches").path
     fields = fields_of(tmp_path, [{"samples": 50, "weights": [1, 1]}])
     second = fields | {"blend": fields["blend"][:2], "continue": {"cache": old, "samples": 600}}
-    corpora = blend_of(build_here(second, tmp_path / "caches").path)[0]
+    corpora = blend_of(here.build(second, tmp_path / "caches").path)[0]
     assert np.array_equal(corpora[:600], blend_of(old)[0][:600])
 
 

@@ -11,15 +11,12 @@ import pytest
 from distcache.builder import blends
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.job import BuildOptions
-from distcache.builder.prepare import agree_on_plan
 from distcache.builder.run import BuildOutcome, build
 from distcache.plan import costs
 from distcache.plan.assignment import assign
 from distcache.plan.layout import BLEND_SLICE, make_layout
-from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.progress import NullProgress
 from tests.builder.wrong_guesses import guess_badly
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.large import write_blend
 from tests.support.threads import run_ranks
 
@@ -62,7 +59,7 @@ def test_linked_sections(
     """No rank holds more than its slice."""
     monkeypatch.setattr(costs, "LINK_SHARE", 0.0)
     monkeypatch.setattr(costs, "DRAW_SHARE", 0.0)
-    plan = agree_on_plan(SerialCommunicator(), config_from_mapping(large_config), 1, NullProgress())
+    plan = here.plan(large_config)
     assert len(assign(plan.items, make_layout(plan.items), ranks).linked) == 2
     assert build_by(ranks, large_config, shared) == serial_bytes
 
@@ -78,13 +75,13 @@ def blend_case(
 @pytest.fixture(scope="module")
 def blend_bytes(blend_case: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The cache that one process builds."""
-    return Path(build_here(blend_case, tmp_path_factory.mktemp("alone")).path).read_bytes()
+    return Path(here.build(blend_case, tmp_path_factory.mktemp("alone")).path).read_bytes()
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 16])
 def test_blends(ranks: int, blend_case: dict[str, Any], blend_bytes: bytes, shared: Path) -> None:
     """Drawn by all ranks, from estimated states that are verified."""
-    plan = agree_on_plan(SerialCommunicator(), config_from_mapping(blend_case), 1, NullProgress())
+    plan = here.plan(blend_case)
     assert plan.blends[0].size > 3 * BLEND_SLICE
     assert len(assign(plan.items, make_layout(plan.items), ranks).sliced) == 1
     assert build_by(ranks, blend_case, shared) == blend_bytes

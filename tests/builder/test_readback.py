@@ -15,7 +15,7 @@ from distcache.cache.digests import read_pieces, verify_cache
 from distcache.cache.format import BLOCK_SIZE
 from distcache.errors import DistcacheError
 from distcache.ranks.progress import NullProgress
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.large import write_large
 
 
@@ -63,7 +63,7 @@ def showing(
 
 def test_blocks_of_a_large_cache(fields: dict[str, Any], tmp_path: Path) -> None:
     """They have the digests that `verify` computes from the file alone."""
-    cache = open_cache(build_here(fields, tmp_path).path)
+    cache = open_cache(here.build(fields, tmp_path).path)
     assert len(cache.table("blocks")) >= 3
     offsets = [view.offset for view in cache.arrays("sections", 0).values()]
     assert all(offset % BLOCK_SIZE for offset in offsets)
@@ -83,7 +83,7 @@ def test_old_bytes_are_read_again(
     progress = Noting()
     monkeypatch.setattr(readback, "read_pieces", showing(change))
     monkeypatch.setattr(readback, "PAUSES", (0.0, None))
-    outcome = build_here(fields, tmp_path, progress=progress)
+    outcome = here.build(fields, tmp_path, progress=progress)
     assert "1 items differ after read-back; reading again" in progress.notes
     verify_cache(open_cache(outcome.path))
 
@@ -99,7 +99,7 @@ def test_bytes_that_are_lost(
     monkeypatch.setattr(readback, "read_pieces", showing(change))
     monkeypatch.setattr(readback, "PAUSES", (0.0, 0.0, None))
     with pytest.raises(DistcacheError, match="sequences 0 to 686000 differs after read-back"):
-        build_here(fields, tmp_path, "c")
+        here.build(fields, tmp_path, "c")
     assert not (tmp_path / "c.h5").exists()
     monkeypatch.undo()
-    verify_cache(open_cache(build_here(fields, tmp_path, "c").path))
+    verify_cache(open_cache(here.build(fields, tmp_path, "c").path))

@@ -25,7 +25,8 @@ from distcache.errors import (
     NotReady,
 )
 from tests.kernels.truth import weighted_blend
-from tests.support.caches import Dying, build_here, workspace_of
+from tests.support import here
+from tests.support.caches import Dying, workspace_of
 from tests.support.corpora import LENGTHS, write_lengths
 
 PHASES = ["laying out", "looking for an earlier run", "building", "reading back", "publishing"]
@@ -38,7 +39,7 @@ def visible(directory: Path) -> list[str]:
 
 def test_a_cache_and_its_record(blend_config: dict[str, Any], shared: Path) -> None:
     """Nothing else is left, and the cache is read-only."""
-    outcome = build_here(blend_config, shared, "pretrain")
+    outcome = here.build(blend_config, shared, "pretrain")
     assert visible(shared) == ["pretrain.h5", "pretrain.h5.build.json"]
     assert not list(shared.glob(".*"))
     assert stat.S_IMODE(os.stat(outcome.path).st_mode) & 0o222 == 0
@@ -55,8 +56,8 @@ def test_errors_that_are_rounded_once(blend_config: dict[str, Any], shared: Path
     blend_config["blend"] = [
         entry | {"weight": share} for entry, share in zip(entries, shares, strict=True)
     ]
-    twice = build_here(blend_config, shared, "twice")
-    once = build_here(blend_config | {"blend_arithmetic": "fused"}, shared, "once")
+    twice = here.build(blend_config, shared, "twice")
+    once = here.build(blend_config | {"blend_arithmetic": "fused"}, shared, "once")
     assert once.key != twice.key
     weights = np.array(shares) / sum(shares)
     found = []
@@ -70,7 +71,7 @@ def test_errors_that_are_rounded_once(blend_config: dict[str, Any], shared: Path
 
 def test_every_byte_is_verified(blend_config: dict[str, Any], shared: Path) -> None:
     """Blocks and arrays have the digests that the cache gives."""
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     verify_cache(cache)
     for table in ("sections", "blends"):
         for row in range(len(cache.table(table))):
@@ -80,7 +81,7 @@ def test_every_byte_is_verified(blend_config: dict[str, Any], shared: Path) -> N
 
 def test_hdf5_tools_see_what_the_mapping_sees(blend_config: dict[str, Any], shared: Path) -> None:
     """The same arrays at the same offsets, and the same tables."""
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     with h5py.File(cache.path) as file:
         for row, unit in enumerate(file["tables/sections"]["unit"].tolist()):
             for name, view in cache.arrays("sections", row).items():
@@ -95,9 +96,9 @@ def test_hdf5_tools_see_what_the_mapping_sees(blend_config: dict[str, Any], shar
 
 def test_a_finished_cache_is_found(blend_config: dict[str, Any], shared: Path) -> None:
     """The second build does nothing and says so."""
-    first = build_here(blend_config, shared)
+    first = here.build(blend_config, shared)
     written = os.stat(first.path)
-    second = build_here(blend_config, shared)
+    second = here.build(blend_config, shared)
     assert (first.reused, second.reused) == (False, True)
     assert os.stat(second.path).st_mtime_ns == written.st_mtime_ns
 
@@ -107,11 +108,11 @@ def test_a_build_that_ended_is_resumed(
     blend_config: dict[str, Any], shared: Path, phase: str, tmp_path: Path
 ) -> None:
     """Nothing visible is left, and the next build makes the same bytes."""
-    whole = Path(build_here(blend_config, tmp_path / "whole").path).read_bytes()
+    whole = Path(here.build(blend_config, tmp_path / "whole").path).read_bytes()
     with pytest.raises(RuntimeError, match=phase):
-        build_here(blend_config, shared, progress=Dying(phase))
+        here.build(blend_config, shared, progress=Dying(phase))
     assert visible(shared) == []
-    outcome = build_here(blend_config, shared)
+    outcome = here.build(blend_config, shared)
     assert outcome.resumed == (12 if PHASES.index(phase) > 2 else 0)
     assert Path(outcome.path).read_bytes() == whole
     assert not list(shared.glob(".*"))
@@ -121,10 +122,10 @@ def test_what_is_resumed_is_verified(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """An array that was spoilt after it was recorded is built again."""
-    whole = Path(build_here(blend_config, tmp_path / "whole").path)
+    whole = Path(here.build(blend_config, tmp_path / "whole").path)
     view = open_cache(whole).arrays("sections", 0)["document_index"]
     with pytest.raises(RuntimeError):
-        build_here(blend_config, shared, "x", progress=Dying("publishing"))
+        here.build(blend_config, shared, "x", progress=Dying("publishing"))
     workspace = workspace_of(shared / "x.h5")
     with open(workspace.path / "data", "r+b") as stream:
         stream.seek(view.offset + 5)
@@ -132,7 +133,7 @@ def test_what_is_resumed_is_verified(
     for journal in workspace.path.glob("journal.*"):
         with open(journal, "ab") as stream:
             stream.write(b'{"item": 999, "digests": {}}\nnot json\n{"item": 1, "dig')
-    outcome = build_here(blend_config, shared, "x")
+    outcome = here.build(blend_config, shared, "x")
     assert (outcome.resumed, outcome.built) == (11, 1)
     assert Path(outcome.path).read_bytes() == whole.read_bytes()
 
@@ -141,12 +142,12 @@ def test_what_lies_between_arrays_is_written_anew(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """What lies between arrays is written again, whatever an earlier build has left there."""
-    whole = Path(build_here(blend_config, tmp_path / "whole").path).read_bytes()
+    whole = Path(here.build(blend_config, tmp_path / "whole").path).read_bytes()
     with pytest.raises(RuntimeError):
-        build_here(blend_config, shared, "x", progress=Dying("reading back"))
+        here.build(blend_config, shared, "x", progress=Dying("reading back"))
     with open(workspace_of(shared / "x.h5").path / "data", "r+b") as stream:
         stream.write(b"\xff" * (3 << 20))
-    assert Path(build_here(blend_config, shared, "x").path).read_bytes() == whole
+    assert Path(here.build(blend_config, shared, "x").path).read_bytes() == whole
 
 
 @pytest.mark.parametrize("name", ["stamp", "data", "layout", "progress.json", "progress.json.part"])
@@ -156,7 +157,7 @@ def test_a_workspace_that_somebody_has_spoilt(
 ) -> None:
     """What is no file in it is removed or refused, and a link is never followed."""
     with pytest.raises(RuntimeError):
-        build_here(blend_config, shared, "x", progress=Dying("reading back"))
+        here.build(blend_config, shared, "x", progress=Dying("reading back"))
     (tmp_path / "precious").write_text("precious")
     entry = workspace_of(shared / "x.h5").path / name
     entry.unlink(missing_ok=True)
@@ -166,7 +167,7 @@ def test_a_workspace_that_somebody_has_spoilt(
         os.mkfifo(entry)
     else:
         entry.symlink_to(tmp_path / "precious")
-    verify_cache(open_cache(build_here({**blend_config, "seed": 7}, shared, "x").path))
+    verify_cache(open_cache(here.build({**blend_config, "seed": 7}, shared, "x").path))
     assert (tmp_path / "precious").read_text() == "precious"
     assert not list(shared.glob(".*"))
 
@@ -176,18 +177,18 @@ def test_a_workspace_of_another_plan_is_not_resumed(
 ) -> None:
     """Its arrays lie elsewhere and are others."""
     with pytest.raises(RuntimeError):
-        build_here(blend_config, shared, "x", progress=Dying("publishing"))
-    outcome = build_here({**blend_config, "seed": 3}, shared, "x")
+        here.build(blend_config, shared, "x", progress=Dying("publishing"))
+    outcome = here.build({**blend_config, "seed": 3}, shared, "x")
     assert outcome.resumed == 0
     verify_cache(open_cache(outcome.path))
 
 
 def test_another_cache_under_the_name(blend_config: dict[str, Any], shared: Path) -> None:
     """It is left alone, and the message says how to find out what differs."""
-    first = Path(build_here(blend_config, shared, "x").path)
+    first = Path(here.build(blend_config, shared, "x").path)
     content = first.read_bytes()
     with pytest.raises(KeyMismatch, match="distcache explain"):
-        build_here({**blend_config, "seed": 3}, shared, "x")
+        here.build({**blend_config, "seed": 3}, shared, "x")
     assert first.read_bytes() == content
 
 
@@ -195,7 +196,7 @@ def test_a_name_that_is_a_dangling_link(blend_config: dict[str, Any], shared: Pa
     """It is not treated as a cache, before anything is built."""
     (shared / "x.h5").symlink_to(shared / "nothing")
     with pytest.raises(DistcacheError, match="dangling symbolic link"):
-        build_here(blend_config, shared, "x")
+        here.build(blend_config, shared, "x")
     assert [path.name for path in shared.iterdir()] == ["x.h5"]
 
 
@@ -203,16 +204,16 @@ def test_a_name_that_is_a_directory(blend_config: dict[str, Any], shared: Path) 
     """It is said so, with what to do."""
     (shared / "x.h5").mkdir()
     with pytest.raises(DistcacheError, match="is not a file; move it away"):
-        build_here(blend_config, shared, "x")
+        here.build(blend_config, shared, "x")
 
 
 def test_a_torn_cache_is_no_hit(blend_config: dict[str, Any], shared: Path) -> None:
     """A file that exists but not whole is an error, and is not overwritten."""
-    path = Path(build_here(blend_config, shared, "x").path)
+    path = Path(here.build(blend_config, shared, "x").path)
     path.chmod(0o644)
     os.truncate(path, 5000)
     with pytest.raises(CacheCorrupt):
-        build_here(blend_config, shared, "x")
+        here.build(blend_config, shared, "x")
     assert path.stat().st_size == 5000
 
 
@@ -222,26 +223,26 @@ def test_adding_a_corpus_builds_that_corpus_only(
     """Sections with equal keys are taken over, the new one and the blends are built."""
     by_size = {**blend_config, "samples": None}
     by_size["blend"] = [{"path": source["path"]} for source in blend_config["blend"]]
-    first = build_here(by_size, shared)
+    first = here.build(by_size, shared)
     more = {**by_size, "blend": [*by_size["blend"], {"path": corpora["third"]}]}
-    second = build_here(more, shared, reuse=(Path(first.path),))
+    second = here.build(more, shared, reuse=(Path(first.path),))
     assert (second.reused_items, second.built) == (9, 6)
-    fresh = build_here(more, tmp_path / "fresh")
+    fresh = here.build(more, tmp_path / "fresh")
     assert Path(second.path).read_bytes() == Path(fresh.path).read_bytes()
 
 
 def test_a_spoilt_cache_is_not_reused(blend_config: dict[str, Any], shared: Path) -> None:
     """Every array is compared with its digest on the way."""
-    first = Path(build_here(blend_config, shared).path)
+    first = Path(here.build(blend_config, shared).path)
     view = open_cache(first).arrays("sections", 2)["shuffle_index"]
     first.chmod(0o644)
     with open(first, "r+b") as stream:
         stream.seek(view.offset)
         stream.write(b"\xff")
     with pytest.raises(CacheCorrupt, match="cannot be reused"):
-        build_here(blend_config, shared, "second", reuse=(first,))
+        here.build(blend_config, shared, "second", reuse=(first,))
     with pytest.raises(NotReady):
-        build_here(blend_config, shared, "second", reuse=(shared / "none.h5",))
+        here.build(blend_config, shared, "second", reuse=(shared / "none.h5",))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -249,21 +250,21 @@ def test_threads_change_nothing(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path, threads: int
 ) -> None:
     """The file is the same to the byte."""
-    one = Path(build_here(blend_config, tmp_path / "one").path).read_bytes()
-    assert Path(build_here(blend_config, shared, threads=threads).path).read_bytes() == one
+    one = Path(here.build(blend_config, tmp_path / "one").path).read_bytes()
+    assert Path(here.build(blend_config, shared, threads=threads).path).read_bytes() == one
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a\0b"])
 def test_names_that_are_no_names(blend_config: dict[str, Any], shared: Path, name: str) -> None:
     """A cache never leaves its directory."""
     with pytest.raises(ConfigError, match="file name"):
-        build_here(blend_config, shared, name)
+        here.build(blend_config, shared, name)
 
 
 def test_a_memory_limit_that_cannot_be_kept(blend_config: dict[str, Any], shared: Path) -> None:
     """It is told before anything is made."""
     with pytest.raises(NoSpace, match="--memory-limit"):
-        build_here(blend_config, shared, memory_limit=1 << 20)
+        here.build(blend_config, shared, memory_limit=1 << 20)
     assert list(shared.iterdir()) == []
 
 
@@ -274,7 +275,7 @@ def test_unsound_corpora_stop_a_build(tmp_path: Path, shared: Path) -> None:
         os.truncate(f"{prefix}.bin", 1)
     fields = {"sequence_length": 4, "split": "1", "blend": prefixes}
     with pytest.raises(CorpusError) as caught:
-        build_here(fields, shared)
+        here.build(fields, shared)
     assert len(caught.value.problems) == 2
     assert list(shared.iterdir()) == []
 
@@ -290,7 +291,7 @@ def test_a_corpus_that_changes_while_it_is_built_from(tmp_path: Path, shared: Pa
 
     fields = {"sequence_length": 4, "split": "1", "blend": [prefix]}
     with pytest.raises(CorpusError, match="do not write to a corpus"):
-        build_here(fields, shared, progress=Rewriting(""))
+        here.build(fields, shared, progress=Rewriting(""))
 
 
 def test_a_workspace_that_is_a_link_is_refused(
@@ -301,5 +302,5 @@ def test_a_workspace_that_is_a_link_is_refused(
     elsewhere.mkdir()
     (shared / ".x.h5.building").symlink_to(elsewhere)
     with pytest.raises(DistcacheError, match="is not a directory; remove it"):
-        build_here(blend_config, shared, "x")
+        here.build(blend_config, shared, "x")
     assert list(elsewhere.iterdir()) == []

@@ -17,8 +17,8 @@ from distcache.builder.work import runs_of
 from distcache.plan.layout import Unit, make_layout
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
 from distcache.plan.sizes import Cut, SectionSize
-from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress, Stopwatch
+from tests.support import here
 
 SECTIONS, ITEMS = 6, 8
 
@@ -33,7 +33,7 @@ def job_of(finished: set[int], reused: set[int], orders: list[str]) -> Job:
     blends = tuple(BlendPlan("b", split, (1.0,), (), 5) for split in ("train", "valid"))
     plan = Plan("k", {}, {}, (), tuple(map(section, orders)), blends, ())
     return Job(
-        SerialCommunicator(),
+        here.ALONE,
         BuildOptions(),
         plan,
         make_layout(plan.items),

@@ -16,7 +16,7 @@ from distcache.builder.build_record import (
     total_own_seconds,
 )
 from distcache.errors import CacheCorrupt, NotReady
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.processes import start
 
 
@@ -40,7 +40,7 @@ def test_the_slowest_rank_is_the_one_that_others_wait_for() -> None:
 
 def test_a_build_leaves_its_timings(blend_config: dict[str, object], shared: Path) -> None:
     """A build leaves its timings."""
-    path = Path(build_here(blend_config, shared).path)
+    path = Path(here.build(blend_config, shared).path)
     record = read_build_record(path)
     assert [entry.rank for entry in record.ranks] == [0]
     assert record.ranks[0].waited.keys() == record.ranks[0].seconds.keys()

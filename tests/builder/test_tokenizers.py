@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from distcache.cache import open_cache
-from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import (
     FORMAT,
     Receipt,
@@ -19,21 +18,17 @@ from distcache.corpus.receipt import (
     receipt_path,
     write_receipt,
 )
-from distcache.edit.copy_corpora import copy_corpora
 from distcache.errors import ConfigError, CorpusError
 from distcache.megatron.options import config_from_options
-from distcache.ranks.communicator import SerialCommunicator
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import LENGTHS, write_lengths
 from tests.support.processes import start
-
-ALONE = SerialCommunicator()
 
 
 def write_with_receipt(prefix: Path, name: str, tokenizer: str | None) -> str:
     """Write a corpus with a receipt that names a tokenizer."""
     write_lengths(prefix, LENGTHS[name])
-    facts = require_sound(ALONE, [str(prefix)], 1)[str(prefix)]
+    facts = here.sound(prefix)
     made = TokenizerFacts("huggingface", f"{tokenizer}.json", f"digest-{tokenizer}", 30_000, 0)
     fields = {
         key: getattr(facts, key)
@@ -79,12 +74,12 @@ def mixed(tmp_path: Path) -> dict[str, Any]:
 def test_two_tokenizers_are_refused(mixed: dict[str, Any], tmp_path: Path, shared: Path) -> None:
     """By build and by plan, unless that is meant; the key does not depend on it."""
     with pytest.raises(ConfigError, match=r"one: first\.json, digest digest-first; .*two: other"):
-        build_here(mixed, shared)
+        here.build(mixed, shared)
     config = tmp_path / "blend.json"
     config.write_text(json.dumps(mixed))
     done = start(["plan", config])
     assert (done.returncode, "mixed_tokenizers: true if that is meant" in done.stderr) == (2, True)
-    outcome = build_here(mixed | {"mixed_tokenizers": True}, shared)
+    outcome = here.build(mixed | {"mixed_tokenizers": True}, shared)
     known = open_cache(outcome.path).naming["corpus_tokenizers"]
     assert known == [
         {"name": "first.json", "digest": "digest-first"},
@@ -93,7 +88,7 @@ def test_two_tokenizers_are_refused(mixed: dict[str, Any], tmp_path: Path, share
     ]
     for prefix in (tmp_path / "one", tmp_path / "two"):
         Path(receipt_path(str(prefix))).unlink()
-    assert build_here(mixed, tmp_path / "without").key == outcome.key
+    assert here.build(mixed, tmp_path / "without").key == outcome.key
 
 
 def test_megatrons_options_can_mix_too() -> None:
@@ -107,20 +102,20 @@ def test_the_receipt_of_another_corpus(mixed: dict[str, Any], tmp_path: Path, sh
     """It is an error: the corpus was recreated, or the receipt belongs elsewhere."""
     write_lengths(tmp_path / "one", LENGTHS["tiny"])
     with pytest.raises(CorpusError, match=r"one\.receipt\.json: is not the receipt of the corpus"):
-        build_here(mixed, shared)
+        here.build(mixed, shared)
     Path(receipt_path(str(tmp_path / "two"))).write_text("nonsense")
     with pytest.raises(CorpusError, match=r"two\.receipt\.json: is not a receipt"):
-        build_here(mixed, shared)
+        here.build(mixed, shared)
 
 
 def test_merging_keeps_the_tokenizer(mixed: dict[str, Any], tmp_path: Path) -> None:
     """Merging keeps the tokenizer if all corpora have it; and refuses two, unless that is meant."""
     one, two, three = (source["path"] for source in mixed["blend"])
     with pytest.raises(ConfigError, match="corpora of different tokenizers"):
-        copy_corpora(ALONE, [one, two], str(tmp_path / "all"))
-    assert copy_corpora(ALONE, [one, two], str(tmp_path / "all"), mixed=True).tokenizer is None
-    assert copy_corpora(ALONE, [one, three], str(tmp_path / "some")).tokenizer is None
-    merged = copy_corpora(ALONE, [one, one], str(tmp_path / "twice"))
+        here.merge([one, two], tmp_path / "all")
+    assert here.merge([one, two], tmp_path / "all", mixed=True).tokenizer is None
+    assert here.merge([one, three], tmp_path / "some").tokenizer is None
+    merged = here.merge([one, one], tmp_path / "twice")
     assert merged.tokenizer == read_receipt(receipt_path(one)).tokenizer
 
 

@@ -21,14 +21,13 @@ from distcache.errors import (
     StorageError,
 )
 from distcache.ranks import sending
-from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.communicator import Communicator
+from tests.support import here
 from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.buckets import name_of
-from tests.support.caches import build_here
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.threads import run_ranks
 
-ALONE = SerialCommunicator()
 TO = "s3://lake/run"
 
 
@@ -42,12 +41,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
 @pytest.fixture
 def cache(own_corpora: dict[str, Any], shared: Path) -> str:
     """A cache of corpora that a test may change."""
-    return build_here(own_corpora, shared, "c").path
+    return here.build(own_corpora, shared, "c").path
 
 
 def send(cache: str, **options: Any) -> Uploaded:
     """Upload with one process."""
-    return upload(ALONE, cache, TO, UploadOptions(**{"corpora": True, **options}))
+    return here.upload(cache, TO, **{"corpora": True, **options})
 
 
 def puts(server: ScriptedS3) -> list[str]:
@@ -168,9 +167,9 @@ def test_an_answer_that_was_lost(server: ScriptedS3, cache: str) -> None:
 def test_what_cannot_be_uploaded(server: ScriptedS3, cache: str, tmp_path: Path) -> None:
     """What cannot be uploaded says why."""
     with pytest.raises(ConfigError, match="expected a path, and a URL"):
-        upload(ALONE, cache, str(tmp_path))
+        here.upload(cache, str(tmp_path))
     with pytest.raises(DistcacheError, match="no such cache"):
-        upload(ALONE, str(tmp_path / "none.h5"), TO)
+        here.upload(str(tmp_path / "none.h5"), TO)
     assert server.objects == {}
 
 
@@ -184,7 +183,7 @@ def test_without_corpora(server: ScriptedS3, cache: str) -> None:
         def note(self, message: str) -> None:
             notes.append(message)
 
-    upload(ALONE, cache, TO, UploadOptions(), Progress())
+    here.upload(cache, TO, progress=Progress())
     assert list(server.objects) == ["lake/run/c.h5"]
     assert "--corpora" in notes[0]
 

@@ -22,7 +22,7 @@ from distcache.cache.format import HEADER_SIZE, TABLES, Header, TablePlace
 from distcache.cache.inspect import inspect_document
 from distcache.errors import CacheCorrupt, DistcacheError, NotReady
 from distcache.plan import layout
-from tests.support.caches import build_here
+from tests.support import here
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, corpora: dict[str, str]) -> 
         ],
         "tokenizer": {"class": "X"},
     }
-    return Path(build_here(fields, tmp_path_factory.mktemp("built")).path)
+    return Path(here.build(fields, tmp_path_factory.mktemp("built")).path)
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_opening_costs_the_same_for_many_corpora(corpora: dict[str, str], tmp_pa
         "samples": {"train": 5000, "valid": 0, "test": 0},
         "blend": [{"path": corpora["tiny"], "weight": 1 + number / 7} for number in range(100)],
     }
-    path = build_here(fields, tmp_path).path
+    path = here.build(fields, tmp_path).path
     cache = open_cache(path)
     assert len(cache.table("sections")) >= 40
     assert Path("/proc/self/maps").read_text().count(path) == 1

@@ -19,7 +19,8 @@ from distcache.ranks import heartbeat
 from distcache.ranks.heartbeat import read_beat, write_beat
 from distcache.ranks.progress import NullProgress, Stopwatch
 from distcache.storage.timeouts import limits
-from tests.support.caches import build_here, workspace_of
+from tests.support import here
+from tests.support.caches import workspace_of
 from tests.support.processes import clean_environment, start
 
 
@@ -36,7 +37,7 @@ class Clock:
 
 def test_ready_at_once(blend_config: dict[str, Any], shared: Path) -> None:
     """Without a look at anything else."""
-    path = build_here(blend_config, shared, "c").path
+    path = here.build(blend_config, shared, "c").path
     begin = time.monotonic()
     assert distcache.wait(path).state is State.ready
     assert time.monotonic() - begin < 1

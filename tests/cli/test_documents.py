@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support import texts
-from tests.support.caches import build_here
+from tests.support import here, texts
 from tests.support.corpora import write_corpus, write_lengths
 from tests.support.processes import LIMIT, clean_environment, start
 
@@ -99,7 +98,7 @@ def test_verify_says_what_it_compared(tmp_path: Path) -> None:
     made = ["--vocab-size", "10", "-o", tmp_path / "a"]
     assert start(["ingest", "tokens", path, *made]).returncode == 0
     config = {"sequence_length": 4, "split": "1", "blend": [str(tmp_path / "a")]}
-    cache = build_here({**config, "samples": {"train": 5}}, tmp_path / "caches").path
+    cache = here.build({**config, "samples": {"train": 5}}, tmp_path / "caches").path
     done = start(["verify", cache, "--corpora"])
     assert "1 corpus: .idx digests equal, .bin lengths equal, tokens not read" in done.stdout
     done = start(["verify", cache, "--tokens"])

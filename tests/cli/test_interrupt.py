@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.caches import build_here, workspace_of
+from tests.support import here
+from tests.support.caches import workspace_of
 from tests.support.processes import DISTCACHE, clean_environment, start
 from tests.support.terminal import interrupt, require_sane
 from tests.support.texts import train_bpe
@@ -33,7 +34,7 @@ def test_waiting_for_another(command: str, blend_config: dict[str, Any], tmp_pat
         code, shown = interrupt(words, b"waiting for")
         other.remove()
     else:
-        cache = build_here(blend_config, tmp_path, "c").path
+        cache = here.build(blend_config, tmp_path, "c").path
         words = ["localize", cache, "--store", tmp_path / "local"]
         done = subprocess.run([DISTCACHE, *words], capture_output=True, check=True)
         assert done.returncode == 0

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import here
 from tests.support.buckets import config_of, put_cache, put_corpus
-from tests.support.caches import build_here
 from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
 
@@ -23,7 +23,7 @@ PLAIN = "s3://lake/corpora/plain"
 def server(blend_config: dict[str, Any], shared: Path) -> Iterator[ScriptedS3]:
     """A bucket with a cache and its corpora, and with these for a build."""
     with ScriptedS3() as s3:
-        put_cache(s3, build_here(blend_config, shared, "c").path)
+        put_cache(s3, here.build(blend_config, shared, "c").path)
         config_of(s3, blend_config, shared)
         yield s3
 

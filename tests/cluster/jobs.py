@@ -16,7 +16,7 @@ from distcache.builder.job import Record
 from distcache.storage.journal import read_journal
 from tests.cluster.daemons import run
 from tests.cluster.node import ETHERNET
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpora
 from tests.support.large import write_large
 from tests.support.processes import DISTCACHE, OPEN_MPI, clean_environment
@@ -151,7 +151,7 @@ class Story:
 
     def undisturbed(self, directory: Path) -> Path:
         """Return what one process builds of it elsewhere."""
-        return Path(build_here(self.fields, directory).path)
+        return Path(here.build(self.fields, directory).path)
 
     def difference(self, directory: Path) -> str:
         """Return where its cache differs from `undisturbed`, or nothing; its bytes are many."""

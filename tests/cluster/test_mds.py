@@ -12,16 +12,14 @@ import pytest
 
 import distcache
 from distcache.edit.mds_scan import MdsOptions
-from distcache.edit.mix import MixOptions, mix
 from distcache.edit.mix_recipe import recipe_from
-from distcache.ranks.communicator import SerialCommunicator
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import run
 from tests.cluster.epoch import digest
 from tests.cluster.jobs import Story, command, environment, wait_for
 from tests.cluster.node import STORAGE
 from tests.cluster.settings import LOCAL, SCRIPTS
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.mds_writer import write_mds
 from tests.support.waiting import wait_until
 
@@ -48,10 +46,10 @@ def write_sets(directory: Path, codec: str) -> dict[str, Any]:
 
 def expected_samples(directory: Path) -> list[list[Any]]:
     """Return number and digest of each sample of the mix, made of raw shards by one process."""
-    options = MixOptions(MdsOptions(column="tokens"), sequence_length=LENGTH)
     recipe = recipe_from(write_sets(directory / "raw", ""))
-    done = mix(SerialCommunicator(), recipe, str(directory / "mix"), options)
-    cache = build_here(json.loads(Path(done.path).read_text()), directory / "caches").path
+    tokens = MdsOptions(column="tokens")
+    done = here.mix(recipe, directory / "mix", mds=tokens, sequence_length=LENGTH)
+    cache = here.build(json.loads(Path(done.path).read_text()), directory / "caches").path
     dataset = distcache.open(cache).dataset("train")
     return [[i, digest(dataset[i]["tokens"])] for i in range(len(dataset))]
 

@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.corpus import open_idx
-from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.idx import HEADER_SIZE
 from distcache.errors import CorpusError, NotReady
-from distcache.ranks.communicator import SerialCommunicator
 from tests.plan.test_make import plan_of
+from tests.support import here
 from tests.support.corpora import LENGTHS, write_corpus, write_lengths
 
 MUTATIONS = 10_000
@@ -27,7 +26,7 @@ MUTATIONS = 10_000
 
 def faults_of(*prefixes: str) -> list[str]:
     """Return what an examination says against corpora."""
-    _, faults = examine(SerialCommunicator(), prefixes, 1)
+    faults = here.faults(prefixes)
     return [fault.message for fault in faults]
 
 
@@ -49,7 +48,7 @@ def test_arrays_are_views(corpora: dict[str, str]) -> None:
 
 def test_facts_of_sound_corpora(corpora: dict[str, str]) -> None:
     """Sequences, tokens and empty sequences are counted, in the order asked."""
-    facts = require_sound(SerialCommunicator(), list(corpora.values()), 2)
+    facts = here.facts(list(corpora.values()), 2)
     assert list(facts) == list(corpora.values())
     for name, prefix in corpora.items():
         found = facts[prefix]
@@ -106,7 +105,7 @@ def test_every_fault_of_every_corpus(tmp_path: Path, corpora: dict[str, str]) ->
     with open(f"{short}.bin", "r+b") as stream:
         stream.truncate(3)
     with pytest.raises(CorpusError) as caught:
-        require_sound(SerialCommunicator(), [str(tmp_path / "none"), corpora["plain"], short], 2)
+        here.facts([tmp_path / "none", corpora["plain"], short], 2)
     text = str(caught.value)
     assert f"{tmp_path / 'none'}.idx: no such file" in text
     assert f"{tmp_path / 'none'}.bin" in text
@@ -129,7 +128,7 @@ def test_ten_thousand_mutated_files(tmp_path: Path) -> None:
     prefix = write_lengths(tmp_path / "c", LENGTHS["hollow"])
     path = Path(f"{prefix}.idx")
     original = path.read_bytes()
-    sound = require_sound(SerialCommunicator(), [prefix], 1)[prefix]
+    sound = here.sound(prefix)
     caught = 0
     for _ in range(MUTATIONS):
         mutated = bytearray(original)
@@ -142,7 +141,7 @@ def test_ten_thousand_mutated_files(tmp_path: Path) -> None:
             for _ in range(kind):
                 mutated[choose.randrange(len(mutated))] ^= 1 << choose.randrange(8)
         path.write_bytes(mutated)
-        facts, faults = examine(SerialCommunicator(), [prefix], 1)
+        facts, faults = here.examine([prefix])
         caught += bool(faults)
         if not faults:
             found = facts[prefix]

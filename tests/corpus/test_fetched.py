@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from distcache.corpus import open_idx
-from distcache.corpus.examine import examine, require_sound, require_unchanged
+from distcache.corpus.examine import require_unchanged
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import find_receipt
 from distcache.errors import AccessDenied, CorpusError, DistcacheError, NotReady, ObjectChanged
-from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress
+from tests.support import here
 from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.buckets import name_of, put_corpus
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.threads import run_ranks
 
-ALONE = SerialCommunicator()
 URLS = ["s3://lake/plain", "s3://lake/holes"]
 
 
@@ -40,11 +40,11 @@ def server(
 
 def test_they_are_examined_as_files_are(server: ScriptedS3, corpora: dict[str, str]) -> None:
     """They are examined as files are with the same facts; the tokens are not fetched."""
-    with fetched_indices(ALONE, URLS, NullProgress()):
-        found = require_sound(ALONE, URLS, threads=2)
+    with fetched_indices(here.ALONE, URLS, NullProgress()):
+        found = here.facts(URLS, 2)
         for url in URLS:
             prefix = corpora[url.rpartition("/")[2]]
-            assert found[url].identity == require_sound(ALONE, [prefix], 1)[prefix].identity
+            assert found[url].identity == here.sound(prefix).identity
             assert find_receipt(url) is None
     assert server.bytes_of(".bin") == 0
 
@@ -66,7 +66,7 @@ def test_nothing_is_left(server: ScriptedS3, tmp_path: Path) -> None:
     left = tmp_path / f"distcache-{os.geteuid()}-indices-killed"
     left.mkdir()
     (left / "lock").touch()
-    with fetched_indices(ALONE, URLS, NullProgress()):
+    with fetched_indices(here.ALONE, URLS, NullProgress()):
         assert not left.exists()
         assert len(list(tmp_path.glob("distcache-*"))) == 1
     assert not list(tmp_path.glob("distcache-*"))
@@ -77,8 +77,8 @@ def test_nothing_is_left(server: ScriptedS3, tmp_path: Path) -> None:
 def test_what_is_missing(server: ScriptedS3) -> None:
     """What is missing is a fault of its corpus, as of files."""
     urls = [*URLS, "s3://lake/none"]
-    with fetched_indices(ALONE, urls, NullProgress()):
-        facts, faults = examine(ALONE, urls, threads=2)
+    with fetched_indices(here.ALONE, urls, NullProgress()):
+        facts, faults = here.examine(urls, 2)
     assert list(facts) == URLS
     assert {fault.path for fault in faults} == {"s3://lake/none.idx", "s3://lake/none.bin"}
 
@@ -88,7 +88,7 @@ def test_what_may_not_be_read(server: ScriptedS3) -> None:
     server.script(always="403")
     with (
         pytest.raises(DistcacheError, match="access is denied"),
-        fetched_indices(ALONE, URLS, NullProgress()),
+        fetched_indices(here.ALONE, URLS, NullProgress()),
     ):
         pass
 
@@ -115,20 +115,20 @@ def test_a_change_while_they_are_fetched(server: ScriptedS3) -> None:
     server.script("", "", "", "", "change")
     with (
         pytest.raises(CorpusError, match=r"\.idx: is another object"),
-        fetched_indices(ALONE, URLS, NullProgress()),
+        fetched_indices(here.ALONE, URLS, NullProgress()),
     ):
         pass
 
 
 def test_a_change_while_a_cache_is_built(server: ScriptedS3) -> None:
     """A change while a cache is built is noticed at its end, of the tokens, too."""
-    with fetched_indices(ALONE, URLS, NullProgress()):
-        facts = require_sound(ALONE, URLS, threads=1)
-        require_unchanged(ALONE, list(facts.values()))
+    with fetched_indices(here.ALONE, URLS, NullProgress()):
+        facts = here.facts(URLS)
+        require_unchanged(here.ALONE, list(facts.values()))
         name = "lake/plain.bin"
         server.put(name, server.objects[name][::-1])
         with pytest.raises(CorpusError, match=r"s3://lake/plain\.bin"):
-            require_unchanged(ALONE, list(facts.values()))
+            require_unchanged(here.ALONE, list(facts.values()))
 
 
 def test_the_errors_are_of_their_classes() -> None:

@@ -12,9 +12,8 @@ import pytest
 
 from distcache.corpus import CorpusFacts, corpus, examine, open_idx
 from distcache.corpus.corpus import keeping_indices, open_examined
-from distcache.corpus.examine import require_sound
 from distcache.errors import CorpusError
-from distcache.ranks.communicator import SerialCommunicator
+from tests.support import here
 from tests.support.corpora import write_lengths
 
 
@@ -22,7 +21,7 @@ from tests.support.corpora import write_lengths
 def facts(tmp_path: Path) -> list[CorpusFacts]:
     """Return what is known of three corpora."""
     prefixes = [write_lengths(tmp_path / name, np.array([3, 0, 5, 2])) for name in "abc"]
-    return list(require_sound(SerialCommunicator(), prefixes, 1).values())
+    return list(here.facts(prefixes).values())
 
 
 def test_only_within_blocks(facts: list[CorpusFacts]) -> None:
@@ -66,11 +65,11 @@ def test_what_could_not_be_read_is_opened_again(facts: list[CorpusFacts]) -> Non
 def test_another_file_is_opened(facts: list[CorpusFacts]) -> None:
     """What took the place of an index that is kept is not what was examined."""
     with keeping_indices():
-        (prefix,) = require_sound(SerialCommunicator(), [facts[0].prefix], 1)
+        (prefix,) = here.facts([facts[0].prefix])
         kept = open_examined(facts[0])
         write_lengths(Path(prefix), np.array([3, 0, 2]))
         assert open_examined(facts[0]) is kept  # until it is examined again
-        again = require_sound(SerialCommunicator(), [prefix], 1)[prefix]
+        again = here.sound(prefix)
         assert open_examined(again).lengths.tolist() == [3, 0, 2]
         with pytest.raises(CorpusError, match="when it was examined"):
             open_examined(facts[0])
@@ -85,7 +84,7 @@ def test_one_opening_serves_an_examination(
         corpus, "open_idx", lambda prefix: opened.append(prefix) or open_idx(prefix)
     )
     with keeping_indices():
-        found = require_sound(SerialCommunicator(), [known.prefix for known in facts], 1)
+        found = here.facts([known.prefix for known in facts])
         for known in found.values():
             open_examined(known)
     assert opened == [known.prefix for known in facts]
@@ -107,5 +106,5 @@ def test_threads_are_for_files_that_take_long(
         return list(map(action, items))
 
     monkeypatch.setattr(examine, "map_in_threads", map_and_count)
-    require_sound(SerialCommunicator(), [known.prefix for known in facts], 2)
+    here.facts([known.prefix for known in facts], 2)
     assert used[0] == most

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from distcache.corpus import bin_path, open_idx
-from distcache.corpus.examine import require_sound
 from distcache.corpus.mock import Mock, MockCorpora, parse_lengths, write_mock
 from distcache.errors import ConfigError
-from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
+from tests.support import here
 from tests.support.processes import start
 
 
@@ -33,7 +32,7 @@ def lengths_of(made: MockCorpora) -> np.ndarray[Any, Any]:
 def test_corpora_are_sound(fill: bool, tmp_path: Path) -> None:
     """Corpora are sound, and have as many documents and tokens as is said."""
     made = make(tmp_path, corpora=7, fill=fill)
-    facts = require_sound(SerialCommunicator(), list(made.prefixes), 1)
+    facts = here.facts(list(made.prefixes))
     assert sum(found.documents for found in facts.values()) == 5000
     assert tuple(found.tokens for found in facts.values()) == made.tokens
     tokens = np.fromfile(bin_path(made.prefixes[0]), "<u2")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.caches import build_here
+from tests.support import here
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDED = {"plain_torch": "torch", "accelerate_loop": "accelerate", "maxtext_grain": "grain"}
@@ -20,7 +20,7 @@ NEEDED = {"plain_torch": "torch", "accelerate_loop": "accelerate", "maxtext_grai
 @pytest.fixture
 def cache(blend_config: dict[str, Any], shared: Path) -> str:
     """A cache of a blend."""
-    return str(build_here(blend_config, shared, "c").path)
+    return str(here.build(blend_config, shared, "c").path)
 
 
 def run(name: str, cache: str, directory: Path) -> list[str]:

@@ -10,28 +10,25 @@ import numpy as np
 import pytest
 
 from distcache.corpus import open_idx, write_idx
-from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import read_receipt, write_receipt
-from distcache.edit.audit import audit, receipts_beside
-from distcache.edit.copy_corpora import copy_corpora
+from distcache.edit.audit import receipts_beside
 from distcache.edit.source_readback import choose
 from distcache.errors import CorpusError
-from distcache.ranks.communicator import SerialCommunicator
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens
-from tests.support.mds_corpora import index, write_tokens
+from tests.support import here
+from tests.support.mds_corpora import write_tokens
 from tests.support.processes import start
 from tests.support.texts import read_corpus, write_jsonl, write_shard
-
-ALONE = SerialCommunicator()
 
 
 def faults_of(prefix: Path, readback: int = 0, vocabulary: int | None = None) -> list[str]:
     """Check a corpus against the receipt beside it."""
-    facts = require_sound(ALONE, [str(prefix)], 1)
+    facts = here.facts([prefix])
     receipts, missing = receipts_beside(facts)
-    return [str(fault) for fault in missing + audit(ALONE, facts, receipts, vocabulary, readback)]
+    found = here.audit(facts, receipts, vocabulary=vocabulary, readback=readback)
+    return [str(fault) for fault in missing + found]
 
 
 @pytest.fixture
@@ -74,8 +71,8 @@ def test_empty_documents_are_read_back(
 def test_copies_of_mds_shards_are_read_back(tmp_path: Path) -> None:
     """From the shards that the corpus was indexed from; these are compared with their digests."""
     data = write_tokens(tmp_path / "mds", codec="zstd")
-    index(data, tmp_path / "c")
-    copy_corpora(ALONE, [str(tmp_path / "c")], str(tmp_path / "own"), kind="materialize")
+    here.index(data, tmp_path / "c")
+    here.materialize(tmp_path / "c", tmp_path / "own")
     assert faults_of(tmp_path / "c", readback=50) == []
     assert faults_of(tmp_path / "own", readback=50) == []
     shard = data / "shard.00001.mds.zstd"
@@ -90,7 +87,7 @@ def test_token_shards_and_merges_are_read_back(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "a.parquet", ROWS)
     run_tokens([path], tmp_path / "one", vocabulary=120)
     assert faults_of(tmp_path / "one", readback=200) == []
-    copy_corpora(ALONE, [str(tmp_path / "one")] * 2, str(tmp_path / "two"))
+    here.merge([str(tmp_path / "one")] * 2, tmp_path / "two")
     assert faults_of(tmp_path / "two", readback=50) == []
 
 
@@ -145,10 +142,10 @@ def test_another_tokenizer(corpus: Path, tokenizers: Path, tmp_path: Path) -> No
     """Another tokenizer is refused for reading back."""
     copy = tmp_path / "tokenizer.json"
     copy.write_text((tokenizers / "tokenizer.json").read_text().replace("<s>", "<S>"))
-    facts = require_sound(ALONE, [str(corpus)], 1)
+    facts = here.facts([corpus])
     receipts, _ = receipts_beside(facts)
     with pytest.raises(CorpusError, match="name the right one with --tokenizer"):
-        audit(ALONE, facts, receipts, None, 3, str(copy))
+        here.audit(facts, receipts, readback=3, tokenizer=str(copy))
 
 
 def test_the_command(corpus: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.mds.index_json import CODECS
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.receipt import read_receipt
@@ -23,14 +22,8 @@ from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
 from distcache.ranks.communicator import Communicator
-from tests.support.mds_corpora import (
-    ALONE,
-    DOCUMENTS,
-    documents_of,
-    index,
-    virtual_bin,
-    write_tokens,
-)
+from tests.support import here
+from tests.support.mds_corpora import DOCUMENTS, documents_of, virtual_bin, write_tokens
 from tests.support.mds_writer import write_mds
 from tests.support.threads import run_ranks
 
@@ -51,9 +44,9 @@ def test_tokens_of_any_encoding(
 ) -> None:
     """They are stored where the index says, and are those of every document, in order."""
     data = write_tokens(tmp_path / "data", encoding, dtype, codec=codec, hashes=["xxh64"])
-    receipt = index(data, tmp_path / "c", dtype=stated, vocabulary=60_000)
+    receipt = here.index(data, tmp_path / "c", dtype=stated, vocabulary=60_000)
     assert documents_of(tmp_path / "c") == [document.tolist() for document in DOCUMENTS]
-    facts = require_sound(ALONE, [str(tmp_path / "c")], 1)[str(tmp_path / "c")]
+    facts = here.sound(tmp_path / "c")
     assert facts.view
     assert facts.shards is not None
     assert facts.tokens == receipt.tokens == sum(map(len, DOCUMENTS))
@@ -61,7 +54,7 @@ def test_tokens_of_any_encoding(
     assert receipt.inputs[0].rows == 40
     assert not (tmp_path / "c.bin").exists()
     assert read_receipt(tmp_path / "c.receipt.json") == receipt
-    assert index(data, tmp_path / "c", dtype=stated, vocabulary=60_000) == receipt
+    assert here.index(data, tmp_path / "c", dtype=stated, vocabulary=60_000) == receipt
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7])
@@ -78,7 +71,7 @@ def test_the_number_of_ranks_changes_no_byte(ranks: int, tmp_path: Path) -> None
         out = str(tmp_path / f"out{communicator.size}")
         index_mds(communicator, directories, out, MdsOptions(), 2)
 
-    make(ALONE)
+    make(here.ALONE)
     outcomes, aborted = run_ranks(ranks, make)
     assert (outcomes, aborted) == ([None] * ranks, [])
     for suffix in ("idx", "shards", "receipt.json"):
@@ -97,16 +90,16 @@ def test_the_numbers_of_few_sequences_at_a_time(
 ) -> None:
     """They give the same index, however many are in memory."""
     data = write_tokens(tmp_path / "data", per_shard=3)
-    index(data, tmp_path / "all")
+    here.index(data, tmp_path / "all")
     monkeypatch.setattr(indexed_shards, "BLOCK_SEQUENCES", at_once)
-    index(data, tmp_path / "few")
+    here.index(data, tmp_path / "few")
     assert (tmp_path / "few.idx").read_bytes() == (tmp_path / "all.idx").read_bytes()
 
 
 def test_a_shard_of_one_record(tmp_path: Path) -> None:
     """Its tokens begin at any byte, and are compared nevertheless."""
     data = write_tokens(tmp_path / "data", per_shard=1)
-    index(data, tmp_path / "c", vocabulary=60_000)
+    here.index(data, tmp_path / "c", vocabulary=60_000)
     assert documents_of(tmp_path / "c") == [document.tolist() for document in DOCUMENTS]
 
 
@@ -115,25 +108,25 @@ def test_rows_are_whole_records(tmp_path: Path) -> None:
     samples = [{"audio": bytes(range(n)), "text": "é" * n, "n": n} for n in range(20)]
     columns = {"audio": "bytes", "text": "str", "n": "int"}
     data = write_mds(tmp_path / "data", columns, samples, codec="gz")
-    index(data, tmp_path / "c", column="")
+    here.index(data, tmp_path / "c", column="")
     found = documents_of(tmp_path / "c")
     assert [len(row) for row in found] == [16 + n + 2 * n for n in range(20)]
     described = msgspec.json.decode(read_table(str(tmp_path / "c")).columns)
     assert described["column_names"] == ["audio", "n", "text"]
     other = write_mds(tmp_path / "other", {"n": "int"}, [{"n": 1}])
     with pytest.raises(ConfigError, match="one set of columns"):
-        index([data, other], tmp_path / "both", column="")
+        here.index([data, other], tmp_path / "both", column="")
 
 
 def test_a_split_is_a_subdirectory(tmp_path: Path) -> None:
     """A split is a subdirectory; without it, the message says which ones there are."""
     write_tokens(tmp_path / "data" / "train")
     write_tokens(tmp_path / "data" / "val")
-    index(tmp_path / "data", tmp_path / "c", split="train")
+    here.index(tmp_path / "data", tmp_path / "c", split="train")
     with pytest.raises(NotReady, match="its subdirectories train, val have one"):
-        index(tmp_path / "data", tmp_path / "d")
+        here.index(tmp_path / "data", tmp_path / "d")
     with pytest.raises(ConfigError, match="expected the name of a subdirectory"):
-        index(tmp_path / "data", tmp_path / "d", split="../x")
+        here.index(tmp_path / "data", tmp_path / "d", split="../x")
 
 
 def test_a_path_that_leads_back_from_a_link(tmp_path: Path) -> None:
@@ -141,17 +134,17 @@ def test_a_path_that_leads_back_from_a_link(tmp_path: Path) -> None:
     write_tokens(tmp_path / "far" / "data")
     (tmp_path / "far" / "inner").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "far" / "inner")
-    index(tmp_path / "link" / ".." / "data", tmp_path / "c")
+    here.index(tmp_path / "link" / ".." / "data", tmp_path / "c")
     assert read_table(str(tmp_path / "c")).path_of(0).startswith(f"{tmp_path}/far/data/")
 
 
 def test_raw_shards_beside_compressed_ones_are_taken(tmp_path: Path) -> None:
     """Nothing has to be unpacked then; one of another length is none."""
     data = write_tokens(tmp_path / "data", codec="zstd", keep_raw=True)
-    index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
     assert not read_table(str(tmp_path / "c")).rows["codec"].any()
     (data / "shard.00002.mds").write_bytes(b"short")
-    index(data, tmp_path / "d")
+    here.index(data, tmp_path / "d")
     assert read_table(str(tmp_path / "d")).rows["codec"].tolist() == [0, 0, 1, 0, 0, 0]
 
 
@@ -161,7 +154,7 @@ def test_the_source_is_only_read(tmp_path: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in data.iterdir())
     for path in [*data.iterdir(), data]:
         path.chmod(0o555 if path == data else 0o444)
-    index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
     assert sorted((path, path.stat().st_mtime_ns) for path in data.iterdir()) == before
 
 
@@ -169,14 +162,14 @@ def test_bytes_whose_type_is_not_said(tmp_path: Path) -> None:
     """Bytes whose type is not said are refused."""
     data = write_tokens(tmp_path / "data", "bytes", "int64", codec="zstd")
     with pytest.raises(ConfigError, match="whose type the data does not say: give --dtype"):
-        index(data, tmp_path / "c")
+        here.index(data, tmp_path / "c")
 
 
 def test_empty_records_are_sequences_without_tokens(tmp_path: Path) -> None:
     """They are counted."""
     values = [b"", np.arange(3, dtype="i4").tobytes(), b""]
     data = write_mds(tmp_path / "d", {"tokens": "bytes"}, [{"tokens": v} for v in values])
-    receipt = index(data, tmp_path / "c", dtype="int32")
+    receipt = here.index(data, tmp_path / "c", dtype="int32")
     assert documents_of(tmp_path / "c") == [[], [0, 1, 2], []]
     assert receipt.inputs[0].empty == 2
 
@@ -195,12 +188,12 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(module, "scan_shard", scan)
     with pytest.raises(KeyboardInterrupt):
-        index(data, tmp_path / "c")
+        here.index(data, tmp_path / "c")
     first, seen[:] = list(seen), []
     monkeypatch.setattr(module, "scan_shard", lambda *w: (seen.append(w[0].path), true(*w))[1])
     touched = data / first[1]
     touched.write_bytes(touched.read_bytes())
-    index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
     names = [Path(path).name for path in seen]
     assert set(names) == {path.name for path in data.glob("*.zstd")} - set(first) | {first[1]}
     assert documents_of(tmp_path / "c") == [document.tolist() for document in DOCUMENTS]
@@ -210,9 +203,9 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_other_options_do_not_take_the_name(tmp_path: Path) -> None:
     """Nor does another data set."""
     data = write_tokens(tmp_path / "data")
-    index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
     with pytest.raises(KeyMismatch, match="differs in vocabulary"):
-        index(data, tmp_path / "c", vocabulary=70_000)
+        here.index(data, tmp_path / "c", vocabulary=70_000)
 
 
 def test_moving_and_compressing_keep_the_identity(tmp_path: Path) -> None:
@@ -220,14 +213,14 @@ def test_moving_and_compressing_keep_the_identity(tmp_path: Path) -> None:
     digests = []
     for name, codec in (("a", "zstd"), ("b", "zstd")):
         data = write_tokens(tmp_path / name, codec=codec, keep_raw=name == "b")
-        index(data, tmp_path / f"c-{name}")
-        facts = require_sound(ALONE, [str(tmp_path / f"c-{name}")], 1)
+        here.index(data, tmp_path / f"c-{name}")
+        facts = here.facts([tmp_path / f"c-{name}"])
         digests.append(facts[str(tmp_path / f"c-{name}")].identity)
     assert digests[0] == digests[1]
     content = (data / "shard.00000.mds").read_bytes()
     (data / "shard.00000.mds").write_bytes(content[:-8] + b"\x01" * 8)  # of the last column
-    index(data, tmp_path / "c-c")
-    facts = require_sound(ALONE, [str(tmp_path / "c-c")], 1)
+    here.index(data, tmp_path / "c-c")
+    facts = here.facts([tmp_path / "c-c"])
     assert facts[str(tmp_path / "c-c")].identity != digests[0]
 
 
@@ -256,7 +249,7 @@ def test_any_columns(data: st.DataObject, tmp_path: Path) -> None:
     encoding = data.draw(st.sampled_from(["ndarray", "ndarray:uint16"]))
     per_shard = data.draw(st.integers(1, 9))
     write_mds(directory, kinds | {"tokens": encoding}, samples, per_shard=per_shard)
-    index(directory, tmp_path / "c")
+    here.index(directory, tmp_path / "c")
     assert documents_of(tmp_path / "c") == [list(range(size)) for size in sizes]
     path = directory / "shard.00000.mds"
     content = bytearray(path.read_bytes())
@@ -267,7 +260,7 @@ def test_any_columns(data: st.DataObject, tmp_path: Path) -> None:
     (tmp_path / "c.shards").unlink()
     (tmp_path / "c.receipt.json").unlink()
     try:
-        index(directory, tmp_path / "c")
+        here.index(directory, tmp_path / "c")
     except DistcacheError:
         return
-    assert examine(ALONE, [str(tmp_path / "c")], 1)[1] == ()
+    assert here.faults([tmp_path / "c"]) == ()

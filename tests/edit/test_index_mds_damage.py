@@ -14,21 +14,12 @@ import numpy as np
 import pytest
 
 from distcache.corpus import open_idx
-from distcache.corpus.examine import examine
 from distcache.corpus.mds.columns import column_type
 from distcache.corpus.mds.index_json import CODECS
 from distcache.corpus.mds.shard_table import read_table, write_table
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
-from tests.support.caches import build_here
-from tests.support.mds_corpora import (
-    ALONE,
-    DOCUMENTS,
-    documents_of,
-    fields_of,
-    index,
-    virtual_bin,
-    write_tokens,
-)
+from tests.support import here
+from tests.support.mds_corpora import DOCUMENTS, documents_of, fields_of, virtual_bin, write_tokens
 from tests.support.mds_writer import write_mds
 
 
@@ -72,7 +63,7 @@ def test_faults_of_an_index_are_named(change: Any, expected: str, tmp_path: Path
     data = write_tokens(tmp_path / "data")
     spoil_index(data, change)
     with pytest.raises(CorpusError) as caught:
-        index(data, tmp_path / "c")
+        here.index(data, tmp_path / "c")
     assert expected in str(caught.value)
 
 
@@ -83,7 +74,7 @@ def test_faults_of_all_indices_come_together(tmp_path: Path) -> None:
         spoil_index(data, lambda d: d.update(version=3))
     sets.insert(1, tmp_path / "missing")
     with pytest.raises(CorpusError) as caught:
-        index(sets, tmp_path / "c")
+        here.index(sets, tmp_path / "c")
     assert len(caught.value.problems) == 3
 
 
@@ -121,11 +112,11 @@ def test_faults_of_a_shard_are_named(
     spoil(data / "shard.00002.mds")
     if on_error == "fail":
         with pytest.raises(CorpusError) as caught:
-            index(data, tmp_path / "c")
+            here.index(data, tmp_path / "c")
         assert expected in str(caught.value)
         assert "shard.00002.mds" in str(caught.value)
         return
-    receipt = index(data, tmp_path / "c", on_error="skip")
+    receipt = here.index(data, tmp_path / "c", on_error="skip")
     assert receipt.sequences == 33
     assert receipt.inputs[0].skipped == 7
     assert expected in receipt.skipped[0].reason
@@ -159,9 +150,9 @@ def test_faults_of_records_are_named(
     samples = [{"tokens": value} for value in [shown[0], *values, shown[1]]]
     data = write_mds(tmp_path / "data", {"tokens": encoding}, samples)
     with pytest.raises(CorpusError) as caught:
-        index(data, tmp_path / "c", **options)
+        here.index(data, tmp_path / "c", **options)
     assert expected in str(caught.value)
-    receipt = index(data, tmp_path / "c", **options, on_error="skip")
+    receipt = here.index(data, tmp_path / "c", **options, on_error="skip")
     wrong = len(samples) - receipt.sequences
     assert receipt.inputs[0].skipped == wrong == len(receipt.skipped) > 0
     assert documents_of(tmp_path / "c")[-1] == [0, 1, 2, 3, 4]
@@ -172,7 +163,7 @@ def test_tokens_that_are_no_integers(tmp_path: Path) -> None:
     samples = [{"tokens": np.zeros(3, "f4")}] * 2
     data = write_mds(tmp_path / "data", {"tokens": "ndarray"}, samples)
     with pytest.raises(CorpusError, match=r"shard\.00000\.mds: its tokens are float32"):
-        index(data, tmp_path / "c")
+        here.index(data, tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -193,47 +184,47 @@ def test_columns_that_hold_no_tokens(
     samples = [dict.fromkeys(columns, b"\0" * 16)]
     data = write_mds(tmp_path / "data", columns, samples)
     with pytest.raises(ConfigError, match=expected):
-        index(data, tmp_path / "c", **options)
+        here.index(data, tmp_path / "c", **options)
 
 
 def test_shards_that_are_gone_are_faults(tmp_path: Path) -> None:
     """Of the corpus, before anything is built from it; unless there is a `.bin`."""
     data = write_tokens(tmp_path / "data", codec="zstd")
-    index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
     (data / "shard.00001.mds.zstd").write_bytes(b"short")
     (data / "shard.00004.mds.zstd").rename(tmp_path / "away")
-    _, faults = examine(ALONE, [str(tmp_path / "c")], 1)
+    faults = here.faults([tmp_path / "c"])
     text = "; ".join(map(str, faults))
     assert f"{data}/shard.00001.mds.zstd: has 5 bytes, and had" in text
     assert "(1 more shards are gone or changed)" in text
     with pytest.raises(CorpusError, match=r"shard\.00001"):
-        build_here(fields_of(str(tmp_path / "c")), tmp_path / "caches")
+        here.build(fields_of(str(tmp_path / "c")), tmp_path / "caches")
     (tmp_path / "c.bin").write_bytes(bytes(read_table(str(tmp_path / "c")).bin_size))
-    assert not examine(ALONE, [str(tmp_path / "c")], 1)[1]
+    assert not here.faults([tmp_path / "c"])
 
 
 def test_shards_that_were_written_to_are_not_taken_for_those_indexed(tmp_path: Path) -> None:
     """By a second run, although their `index.json` is the same."""
     data = write_tokens(tmp_path / "data")
-    index(data, tmp_path / "c")
-    index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
     later = (tmp_path / "c.shards").stat().st_mtime_ns + 10**9
     os.utime(data / "shard.00002.mds", ns=(later, later))
     with pytest.raises(KeyMismatch, match=r"shard\.00002\.mds: was written to after"):
-        index(data, tmp_path / "c")
+        here.index(data, tmp_path / "c")
 
 
 def test_a_damaged_table_is_one_fault(tmp_path: Path) -> None:
     """And the index beside it none; made again, it is not said to differ in anything."""
     data = write_tokens(tmp_path / "data")
-    index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
     content = bytearray((tmp_path / "c.shards").read_bytes())
     content[300] ^= 1
     (tmp_path / "c.shards").write_bytes(content)
-    _, faults = examine(ALONE, [str(tmp_path / "c")], 1)
+    faults = here.faults([tmp_path / "c"])
     assert [fault.path for fault in faults] == [f"{tmp_path}/c.shards"]
     with pytest.raises(KeyMismatch, match="its files are damaged, or some are missing"):
-        index(data, tmp_path / "c")
+        here.index(data, tmp_path / "c")
 
 
 @pytest.mark.parametrize("length", ["\u00b2", "1" * 5000, "-1", "2,3", ""])
@@ -247,7 +238,7 @@ def test_a_length_of_tokens_that_is_none(length: str, tmp_path: Path) -> None:
 def test_every_byte_of_an_index_flipped(suffix: str, tmp_path: Path) -> None:
     """A fault, or a corpus whose sequences lie within its shards."""
     data = write_tokens(tmp_path / "data")
-    index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
     path = tmp_path / f"c.{suffix}"
     original, choose = path.read_bytes(), random.Random(4)
     ends = virtual_bin(tmp_path / "c").size
@@ -256,7 +247,7 @@ def test_every_byte_of_an_index_flipped(suffix: str, tmp_path: Path) -> None:
         mutated = bytearray(original)
         mutated[place] ^= 1 << choose.randrange(8)
         path.write_bytes(mutated)
-        facts, faults = examine(ALONE, [str(tmp_path / "c")], 1)
+        facts, faults = here.examine([tmp_path / "c"])
         if not faults:
             assert suffix == "idx"
             idx = open_idx(str(tmp_path / "c"))
@@ -278,7 +269,7 @@ def test_every_byte_of_an_index_flipped(suffix: str, tmp_path: Path) -> None:
 def test_a_table_whose_columns_make_no_sense(columns: bytes, tmp_path: Path) -> None:
     """It is damaged, although its digests are right."""
     write_tokens(tmp_path / "data")
-    index(tmp_path / "data", tmp_path / "c", column="")
+    here.index(tmp_path / "data", tmp_path / "c", column="")
     table = read_table(str(tmp_path / "c"))
     write_table(str(tmp_path / "c"), replace(table, columns=columns))
     with pytest.raises(CorpusError, match=r"c\.shards: the description of its columns is damaged"):
@@ -302,5 +293,5 @@ def test_every_byte_of_a_shard_flipped_or_cut(codec: str, share: int, tmp_path: 
         for content in (bytes(mutated), original[:place]):
             path.write_bytes(content)
             with pytest.raises(CorpusError):
-                index(data, tmp_path / "c")
+                here.index(data, tmp_path / "c")
     shutil.rmtree(tmp_path / ".c.ingest", ignore_errors=True)

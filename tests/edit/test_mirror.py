@@ -13,17 +13,16 @@ import pytest
 from distcache.corpus import idx_path
 from distcache.edit.mirror import Mirrored, mirror
 from distcache.errors import ConfigError, NotReady
-from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress
 from distcache.storage.locks import LOCK
+from tests.support import here
 from tests.support.bucket_clients import fresh_process_of_buckets
-from tests.support.caches import build_here
 from tests.support.mds_writer import write_mds
 from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.threads import run_ranks
 
-ALONE = SerialCommunicator()
 TOKENS = [{"tokens": np.arange(n, n + 9, dtype=np.int32)} for n in range(60)]
 
 
@@ -45,14 +44,14 @@ def put(server: ScriptedS3, directory: Path, name: str) -> None:
 @pytest.mark.parametrize("codec", ["", "zstd"])
 def test_a_set_is_indexed_by_its_url(server: ScriptedS3, codec: str, tmp_path: Path) -> None:
     """A set is indexed by its URL with the same index, and the same tokens in a localized copy."""
-    here = write_mds(tmp_path / "own" / "train", {"tokens": "ndarray:int32"}, TOKENS, codec=codec)
+    data = write_mds(tmp_path / "own" / "train", {"tokens": "ndarray:int32"}, TOKENS, codec=codec)
     put(server, tmp_path / "own", "c4")
     done = start(
         ["index", "mds", "s3://lake/c4", "--split", "train", "-o", tmp_path / "remote"],
         environment=server.environment,
     )
     assert done.returncode == 0, done.stderr
-    own = start(["index", "mds", here, "-o", tmp_path / "local"])
+    own = start(["index", "mds", data, "-o", tmp_path / "local"])
     assert own.returncode == 0, own.stderr
     first, second = (Path(idx_path(str(tmp_path / n))).read_bytes() for n in ("remote", "local"))
     assert first == second
@@ -60,7 +59,7 @@ def test_a_set_is_indexed_by_its_url(server: ScriptedS3, codec: str, tmp_path: P
     found: list[Any] = []
     for name in ("remote", "local"):
         blend = {"blend": [str(tmp_path / name)]}
-        cache = build_here(fields | blend, tmp_path, name).path
+        cache = here.build(fields | blend, tmp_path, name).path
         store = tmp_path / f"store-{name}"
         copied = start(["localize", cache, "--store", store, "--shards", "all"])
         assert copied.returncode == 0, copied.stderr
@@ -111,7 +110,7 @@ def test_ranks_share_the_objects_and_continue(server: ScriptedS3, tmp_path: Path
     (tmp_path / "mirror" / "shard.00003.mds").unlink()
     server.put("lake/c4/shard.00004.mds", b"other")
     server.script()
-    bring(ALONE)
+    bring(here.ALONE)
     gets = [request.name for request in server.requests if request.method == "GET"]
     assert sorted(name.rpartition("/")[2] for name in gets) == [
         "shard.00003.mds",
@@ -120,11 +119,11 @@ def test_ranks_share_the_objects_and_continue(server: ScriptedS3, tmp_path: Path
     found = {path.name for path in (tmp_path / "mirror").iterdir() if path.suffix != ".version"}
     assert found == {*names, LOCK}
     (tmp_path / "mirror" / "shard.00005.mds").write_bytes(b"cut")
-    bring(ALONE)
+    bring(here.ALONE)
     assert (tmp_path / "mirror" / "shard.00005.mds").stat().st_size > 3
     twice = [Mirrored(f"s3://lake/{name}", str(tmp_path / "y")) for name in ("c4", "other")]
     with pytest.raises(ConfigError, match="is the place of both"):
-        mirror(ALONE, twice, NullProgress())
+        mirror(here.ALONE, twice, NullProgress())
     assert not (tmp_path / "y").exists()
     with pytest.raises(NotReady, match="no objects below"):
-        mirror(ALONE, [Mirrored("s3://lake/none", str(tmp_path / "x"))], NullProgress())
+        mirror(here.ALONE, [Mirrored("s3://lake/none", str(tmp_path / "x"))], NullProgress())

@@ -17,13 +17,12 @@ from distcache.edit.mds_scan import MdsOptions
 from distcache.edit.mix import Mixed, MixOptions, mix
 from distcache.edit.mix_recipe import recipe_from
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.ranks.communicator import Communicator, SerialCommunicator
-from tests.support.caches import build_here
+from distcache.ranks.communicator import Communicator
+from tests.support import here
 from tests.support.mds_writer import write_mds
 from tests.support.processes import start
 from tests.support.threads import run_ranks
 
-ALONE = SerialCommunicator()
 ROWS = MixOptions(MdsOptions(column=""))
 
 
@@ -38,7 +37,7 @@ def write_sets(tmp_path: Path, sizes: dict[str, int]) -> dict[str, str]:
 def run_mix(document: dict[str, Any], out: Path, **options: Any) -> dict[str, Any]:
     """Mix, and return the configuration."""
     known = {name: getattr(ROWS, name) for name in ROWS.__struct_fields__}
-    done = mix(ALONE, recipe_from(document), str(out), MixOptions(**known | options))
+    done = here.mix(recipe_from(document), out, **known | options)
     fields: dict[str, Any] = json.loads(Path(done.path).read_text())
     assert done.samples == fields["samples"]["train"]
     return fields
@@ -91,7 +90,7 @@ def test_every_prefix_holds_each_within_one_of_its_share(tmp_path: Path) -> None
     paths = write_sets(tmp_path, sizes)
     train = [{"name": name, "path": paths[name], "choose": chosen[name]} for name in sizes]
     fields = run_mix({"train": train}, tmp_path / "mix", samples=1110)
-    cache = open_cache(build_here(fields, tmp_path / "caches").path)
+    cache = open_cache(here.build(fields, tmp_path / "caches").path)
     views = cache.arrays("blends", 0)
     datasets = cache.read(views["dataset_index"])
     taken = cache.read(views["dataset_sample_index"])
@@ -115,15 +114,15 @@ def test_validation_sets_are_datasets_of_their_own(tmp_path: Path) -> None:
     }
     fields = run_mix(document, tmp_path / "mix", validation=12)
     assert [entry["samples"] for entry in fields["blend_per_split"]["valid"]] == [12, 5]
-    cache = open_cache(build_here(fields, tmp_path / "caches").path)
+    cache = open_cache(here.build(fields, tmp_path / "caches").path)
     members = cache.table("members")
     valid = members[members["split"] == b"valid"]
     assert valid["requested"].tolist() == [12, 5]
     wrong = {**fields, "multiple_validation_sets": False}
     with pytest.raises(ConfigError, match="has samples of its own"):
-        build_here(wrong, tmp_path / "caches")
+        here.build(wrong, tmp_path / "caches")
     assert (valid["blend"] == -1).all()
-    opened = distcache.open(build_here(fields, tmp_path / "caches").path)
+    opened = distcache.open(here.build(fields, tmp_path / "caches").path)
     sets = [opened.rows("valid", number) for number in range(2)]
     assert [len(rows) for rows in sets] == [12, 5]
     assert len({row["n"] for row in sets[0]}) == 12
@@ -139,7 +138,7 @@ def test_one_data_set_gives_what_is_chosen(tmp_path: Path) -> None:
         ({"choose": 130}, {}, 130),
     ):
         fields = run_mix({"train": [{"path": paths["a"], **more}]}, tmp_path / "mix", **options)
-        rows = distcache.open(build_here(fields, tmp_path / "caches").path).rows("train")
+        rows = distcache.open(here.build(fields, tmp_path / "caches").path).rows("train")
         assert len(rows) == size
         assert len({row["n"] for row in rows}) == min(size, 100)
 

@@ -16,22 +16,20 @@ from numpy.typing import NDArray
 from distcache.corpus import examine as examining
 from distcache.corpus import open_idx, write_idx
 from distcache.corpus.corpus import open_copy_source
-from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.idx import HEADER_SIZE
 from distcache.corpus.receipt import Receipt, read_receipt
 from distcache.corpus.view_bytes import token_pieces
-from distcache.edit.audit import audit
 from distcache.edit.copy_corpora import copy_corpora
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection, hash_numbers
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
-from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.communicator import Communicator
 from tests.plan.test_make import plan_of
+from tests.support import here
 from tests.support.corpora import LENGTHS, write_corpus, write_lengths
 from tests.support.texts import read_corpus
 from tests.support.threads import run_ranks
 
-ALONE = SerialCommunicator()
 Documents = list[list[list[int]]]
 
 
@@ -51,13 +49,13 @@ def documents_of(prefix: str | Path) -> Documents:
 def pick(prefix: str, out: Path, **fields: Any) -> Receipt:
     """Select from a corpus with one rank."""
     outer = {name: fields.pop(name) for name in ("rows", "drop", "absolute") if name in fields}
-    return select(ALONE, prefix, str(out), SelectOptions(Selection(**fields), **outer))
+    return here.select(prefix, out, **fields, **outer)
 
 
 def faults_of(prefix: str | Path, receipt: Receipt, readback: int = 50) -> list[str]:
     """Return what an examination and a readback say against a corpus."""
-    facts = require_sound(ALONE, [str(prefix)], 1)
-    found = audit(ALONE, facts, {str(prefix): receipt}, 30_000, readback)
+    facts = here.facts([prefix])
+    found = here.audit(facts, {str(prefix): receipt}, vocabulary=30_000, readback=readback)
     return [fault.message for fault in found]
 
 
@@ -76,7 +74,7 @@ def test_a_selection_is_a_view_of_the_same_bytes(tmp_path: Path) -> None:
     assert documents_of(tmp_path / "views" / "long") == kept
     link = tmp_path / "views" / "long.bin"
     assert str(link.readlink()) == "../data/all.bin"
-    facts = require_sound(ALONE, [str(tmp_path / "views" / "long")], 1)
+    facts = here.facts([tmp_path / "views" / "long"])
     assert facts[str(tmp_path / "views" / "long")].view
     assert receipt == read_receipt(tmp_path / "views" / "long.receipt.json")
     assert (receipt.kind, receipt.view, receipt.inputs[0].path) == ("select", True, parent)
@@ -93,7 +91,7 @@ def test_the_first_documents_are_a_view_too(tmp_path: Path) -> None:
     # A regular file that goes on is a corpus that somebody is writing to, or half a copy.
     (tmp_path / "some.bin").unlink()
     (tmp_path / "some.bin").write_bytes((tmp_path / "all.bin").read_bytes())
-    _, faults = examine(ALONE, [str(tmp_path / "some")], 1)
+    faults = here.faults([tmp_path / "some"])
     assert "expected" in faults[0].message
 
 
@@ -172,7 +170,7 @@ def test_a_view_of_a_view_materialized(tmp_path: Path) -> None:
     pick(parent, tmp_path / "some", sample=0.6, seed=1)
     receipt = pick(str(tmp_path / "some"), tmp_path / "fewer", min_length=10)
     assert faults_of(tmp_path / "fewer", receipt) == []
-    made = copy_corpora(ALONE, [str(tmp_path / "fewer")], str(tmp_path / "own"), kind="materialize")
+    made = here.materialize(tmp_path / "fewer", tmp_path / "own")
     assert documents_of(tmp_path / "own") == documents_of(tmp_path / "fewer")
     assert made.kind == "materialize"
     assert not made.view
@@ -180,7 +178,7 @@ def test_a_view_of_a_view_materialized(tmp_path: Path) -> None:
     assert not (tmp_path / "own.bin").is_symlink()
     assert faults_of(tmp_path / "own", made) == []
     prefixes = [str(tmp_path / name) for name in ("fewer", "all", "some", "fewer")]
-    merged = copy_corpora(ALONE, prefixes, str(tmp_path / "merged"))
+    merged = here.merge(prefixes, tmp_path / "merged")
     expected = [document for prefix in prefixes for document in documents_of(prefix)]
     assert documents_of(tmp_path / "merged") == expected
     assert read_corpus(tmp_path / "merged")
@@ -207,7 +205,7 @@ def test_the_number_of_ranks_changes_no_byte(
             kind="materialize",
         )
 
-    make(ALONE)
+    make(here.ALONE)
     outcomes, aborted = run_ranks(ranks, make)
     assert (outcomes, aborted) == ([None] * ranks, [])
     for file in ("view{}.idx", "own{}.idx", "own{}.bin"):
@@ -219,7 +217,7 @@ def test_a_readback_goes_through_to_the_sources(tmp_path: Path) -> None:
     """A view of a merge whose corpora have changed differs, though its bytes are its parent's."""
     for name in ("a", "b"):
         write_lengths(tmp_path / name, LENGTHS["plain"])
-    copy_corpora(ALONE, [str(tmp_path / "a"), str(tmp_path / "b")], str(tmp_path / "all"))
+    here.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     receipt = pick(str(tmp_path / "all"), tmp_path / "some", sample=0.5)
     assert faults_of(tmp_path / "some", receipt) == []
     with open(tmp_path / "a.bin", "r+b") as stream:
@@ -235,7 +233,7 @@ def test_a_view_outside_of_its_bytes_is_unsound(tmp_path: Path) -> None:
     pick(parent, tmp_path / "some", min_length=30)
     with open(f"{parent}.bin", "r+b") as stream:
         stream.truncate(2000)
-    _, faults = examine(ALONE, [str(tmp_path / "some")], 1)
+    faults = here.faults([tmp_path / "some"])
     assert "nor within the .bin" in faults[0].message
     with pytest.raises(CorpusError, match="nor within"):
         plan_of({"sequence_length": 8, "split": "1", "blend": [str(tmp_path / "some")]})
@@ -255,7 +253,7 @@ def test_a_range_that_goes_on_outside_is_unsound(
     content[begin : begin + 8 * len(offsets)] = offsets.tobytes()
     os.link(f"{parent}.bin", tmp_path / "v.bin")
     (tmp_path / "v.idx").write_bytes(content)
-    _, faults = examine(ALONE, [str(tmp_path / "v")], 1)
+    faults = here.faults([tmp_path / "v"])
     assert "2 sequences are neither" in str(faults[0])
 
 
@@ -340,7 +338,7 @@ def test_pieces_of_views_are_their_tokens(data: st.DataObject, tmp_path: Path) -
     lengths = np.array(data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=12)), np.int32)
     offsets = [data.draw(st.integers(0, 500 - n)) for n in lengths.tolist()]
     _write_view(tmp_path / "v", content, lengths, np.array(offsets))
-    facts = require_sound(ALONE, [str(tmp_path / "v")], 1).get(str(tmp_path / "v"))
+    facts = here.sound(tmp_path / "v")
     assert facts is not None
     tokens = np.concatenate([content[o : o + n] for o, n in zip(offsets, lengths, strict=True)])
     low = data.draw(st.integers(0, len(tokens)))

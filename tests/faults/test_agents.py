@@ -21,7 +21,7 @@ from distcache.corpus import idx_path
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.processes import clean_environment, start
 
 pytestmark = pytest.mark.mpi
@@ -38,7 +38,7 @@ def cache(large_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
         "blend_per_split": {"train": large_config["blend_per_split"]["train"]},
         "tokenizer": {"class": "X"},
     }
-    path = Path(build_here(fields, tmp_path_factory.mktemp("shared"), "c").path)
+    path = Path(here.build(fields, tmp_path_factory.mktemp("shared"), "c").path)
     assert BLOCK_SIZE < path.stat().st_size < 2 * BLOCK_SIZE
     return path
 
@@ -167,7 +167,7 @@ def test_a_full_disk(
     cache: Path, blend_config: dict[str, Any], shared: Path, small_disk: Path
 ) -> None:
     """Exit code 6 with the numbers before anything is copied; what was there stays as it was."""
-    other = build_here(blend_config, shared, "other").path
+    other = here.build(blend_config, shared, "other").path
     root = small_disk / "store"
     assert start(["localize", other, "--store", root, "--megatron"]).returncode == 0
     before = {path: path.lstat().st_mtime_ns for path in root.rglob("*")}
@@ -192,7 +192,7 @@ def test_a_disk_that_somebody_else_fills(
     blend_config: dict[str, Any], shared: Path, small_disk: Path, phase: str
 ) -> None:
     """What is reserved is there; what is not ends with exit code 6 and no record."""
-    cache = build_here(blend_config, shared, "c").path
+    cache = here.build(blend_config, shared, "c").path
     root = small_disk / "store"
     words = [sys.executable, "-m", "tests.faults.filler", phase, str(small_disk), "--"]
     words += ["localize", str(cache), "--store", str(root), "--megatron", "--json"]
@@ -215,7 +215,7 @@ def test_bits_flipped_anywhere_are_found_and_mended(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """In the cache, in indices and in Megatron's files."""
-    cache = build_here(blend_config, shared, "c").path
+    cache = here.build(blend_config, shared, "c").path
     root = tmp_path / "local"
     assert start(["localize", cache, "--store", root, "--megatron"]).returncode == 0
     store = Store(root)
@@ -244,7 +244,7 @@ def test_read_only_shared_directories(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """They are all that an agent needs: nothing is written there, and no lock is taken."""
-    cache = build_here(blend_config, shared, "c").path
+    cache = here.build(blend_config, shared, "c").path
     data = Path(blend_config["blend"][0]["path"]).parent
     bound = []
     try:

@@ -17,7 +17,7 @@ from distcache.cache import open_cache
 from distcache.corpus import idx_path
 from distcache.node.store import Store
 from tests.node.agents import flip
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpora
 from tests.support.processes import clean_environment, start
 
@@ -46,7 +46,7 @@ def test_training_beside_localizing(
     corpora = write_corpora(tmp_path / "own")
     names = ("plain", "second", "holes")
     blend = [{"path": corpora[name], "weight": 1.0} for name in names]
-    cache = Path(build_here({**blend_config, "blend": blend}, shared, "c").path)
+    cache = Path(here.build({**blend_config, "blend": blend}, shared, "c").path)
     store, stop = Store(tmp_path / "local"), tmp_path / "stop"
     assert start(["localize", cache, "--store", store.root]).returncode == 0
     trainer = subprocess.Popen(

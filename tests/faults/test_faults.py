@@ -17,7 +17,7 @@ import pytest
 
 from distcache.cache import open_cache
 from distcache.cache.digests import verify_cache
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.processes import DISTCACHE, LIMIT, clean_environment, launch, start
 
 pytestmark = pytest.mark.mpi
@@ -229,7 +229,7 @@ def test_an_error_in_a_program_that_calls_distcache(
     given = tmp_path / "c.json"
     given.write_text(json.dumps(blend_config))
     if what == "localize":
-        given = Path(build_here(blend_config, tmp_path, "before").path)
+        given = Path(here.build(blend_config, tmp_path, "before").path)
     words = [what, rank, given, tmp_path / "out"]
     begin = time.monotonic()
     done = start(words, 3, program=(sys.executable, "-m", "tests.faults.library"))

@@ -15,7 +15,8 @@ import pytest
 
 from distcache.cache import open_cache
 from tests.faults.odd import compile_odd, odd
-from tests.support.caches import build_here, workspace_of
+from tests.support import here
+from tests.support.caches import workspace_of
 from tests.support.corpora import write_corpora
 from tests.support.processes import DISTCACHE, LIMIT, clean_environment, start
 
@@ -79,7 +80,7 @@ def commands(
         )
     )
     tokenized = ["--tokenizer", tokenizer, "--eod", "0"]
-    cache = build_here(json.loads(config.read_text()), tmp_path / "built", "c").path
+    cache = here.build(json.loads(config.read_text()), tmp_path / "built", "c").path
     return {
         "build": ["build", config, "-o", shared, "--name", "c"],
         "ingest": ["ingest", "text", text, *tokenized, "-o", shared / "t"],
@@ -233,7 +234,7 @@ def test_jobs_that_build_the_same(
         time.sleep(0.2 * rounds)
     ends = [(job.communicate(timeout=LIMIT)[1].decode(), job.returncode) for job in jobs]
     assert [code for _, code in ends] == [0, 0], ends
-    alone = build_here(json.loads(config.read_text()), tmp_path / "alone", "c")
+    alone = here.build(json.loads(config.read_text()), tmp_path / "alone", "c")
     assert (shared / "c.h5").read_bytes() == Path(alone.path).read_bytes()
     assert hidden(shared) == []
 
@@ -270,7 +271,7 @@ def test_many_files_and_slow_unlinks(
 
 def build_key(fields: dict[str, Any], shared: Path) -> str:
     """Return the key of a configuration."""
-    return build_here(fields, shared / "once").key
+    return here.build(fields, shared / "once").key
 
 
 def test_a_cache_opens_wherever_it_was_built(
@@ -278,7 +279,7 @@ def test_a_cache_opens_wherever_it_was_built(
 ) -> None:
     """A cache opens wherever it was built; whatever was missing, the bytes are the same."""
     expected = Path(
-        build_here(json.loads(config.read_text()), tmp_path / "plain").path
+        here.build(json.loads(config.read_text()), tmp_path / "plain").path
     ).read_bytes()
     for number, what in enumerate((*NO_LOCKS, *HARMLESS)):
         words = ["build", config, "-o", shared, "--name", f"c{number}"]
@@ -300,7 +301,7 @@ def test_a_corpus_that_shrinks(
     fields = {**blend_config, "blend": [{"path": corpora["plain"], "weight": 1.0}]}
     config = tmp_path / "c.json"
     config.write_text(json.dumps(fields))
-    cache = build_here(fields, tmp_path / "before", "c").path
+    cache = here.build(fields, tmp_path / "before", "c").path
     words = {
         "build": ["build", config, "-o", shared],
         "check": ["check", "--json", corpora["plain"]],

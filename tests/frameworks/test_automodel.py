@@ -16,7 +16,7 @@ from distcache.errors import ConfigError
 from distcache.megatron.export import export
 from distcache.megatron.names import Naming
 from tests.frameworks.judges import import_bare, refuse
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import LENGTHS, write_lengths
 from tests.support.processes import start
 
@@ -100,7 +100,7 @@ def test_automodel_finds_all(kind: str, how: str, tmp_path: Path) -> None:
     """With the YAML as printed, it builds nothing, and samples are those of the cache."""
     (tmp_path / "data").mkdir()
     fields = configuration(kind, tmp_path / "data")
-    cache = build_here(fields, tmp_path / "shared", "c").path
+    cache = here.build(fields, tmp_path / "shared", "c").path
     to = "--out" if how == "export" else "--store"
     done = start([how, cache, to, tmp_path / "out", "--megatron", "automodel"])
     assert done.returncode == 0, done.stderr
@@ -124,7 +124,7 @@ def test_automodel_finds_all(kind: str, how: str, tmp_path: Path) -> None:
 def test_another_tokenizer_is_not_found(tmp_path: Path) -> None:
     """The name of the tokenizer is part of the names, exactly as it is written."""
     (tmp_path / "data").mkdir()
-    cache = build_here(configuration("blend", tmp_path / "data"), tmp_path / "shared", "c").path
+    cache = here.build(configuration("blend", tmp_path / "data"), tmp_path / "shared", "c").path
     tokenizer = tmp_path / "tokenizer.yaml"
     tokenizer.write_text("tokenizer_type: HuggingFaceTokenizer\ntokenizer_model: other\n")
     words = ["export", cache, "-o", tmp_path / "out", "--megatron", "automodel"]
@@ -152,7 +152,7 @@ def test_what_would_differ_is_refused(change: dict[str, Any], message: str, tmp_
     fields = configuration("blend", tmp_path / "data") | change
     if change.get("blend") == 1:
         fields["blend"] = configuration("blend", tmp_path / "data")["blend"][:1]
-    cache = distcache.open(build_here(fields, tmp_path / "shared", "c").path).cache
+    cache = distcache.open(here.build(fields, tmp_path / "shared", "c").path).cache
     with pytest.raises(ConfigError, match=message):
         export(cache, tmp_path / "out", naming=Naming(automodel=True))
     assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ import pytest
 
 import distcache
 from distcache.train.sample_arrays import NumpyDataset
-from tests.support.caches import build_here
+from tests.support import here
 
 BATCH = 8
 
@@ -20,7 +20,7 @@ BATCH = 8
 @pytest.fixture
 def dataset(blend_config: dict[str, Any], shared: Path) -> NumpyDataset:
     """The training samples of a blend, with their positions."""
-    path = build_here(blend_config, shared, "c").path
+    path = here.build(blend_config, shared, "c").path
     return distcache.open(path).numpy_dataset("train", position=True)
 
 

@@ -23,12 +23,11 @@ from distcache.ingest.readers import tables
 from distcache.ingest.readers.text import TextReader
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
-from distcache.ranks.communicator import SerialCommunicator
+from tests.support import here
 from tests.support.processes import DISTCACHE, LIMIT, clean_environment, start
 from tests.support.texts import read_corpus
 from tests.support.threads import run_ranks
 
-ALONE = SerialCommunicator()
 DOCUMENTS = [[1, 2, 0], [3, 0], [4, 5, 6, 0]]
 LINES = b"".join(json.dumps({"text": f"hello {i}"}).encode() + b"\n" for i in range(5))
 
@@ -36,15 +35,14 @@ LINES = b"".join(json.dumps({"text": f"hello {i}"}).encode() + b"\n" for i in ra
 def text(words: list[Path], tokenizers: Path, out: Path, **fields: Any) -> IngestOutcome:
     """Ingest text with this process alone."""
     chosen = TokenizerOptions(str(tokenizers / "tokenizer.json"))
-    return ingest(ALONE, list(map(str, words)), str(out), TextOptions(**fields), chosen, 2)
+    return here.ingest_text(words, chosen, out, **fields)
 
 
 def tokens(words: list[Path], out: Path, **fields: Any) -> list[list[int]]:
     """Ingest tokens with this process alone, read them back, and return the documents."""
-    options = TokenOptions(**{"vocabulary": 10, "eod": 0, **fields})
-    ingest(ALONE, list(map(str, words)), str(out), options)
+    here.ingest_tokens(words, out, threads=1, **{"vocabulary": 10, "eod": 0, **fields})
     receipt = read_receipt(f"{out}.receipt.json")
-    assert not read_back(ALONE, str(out), receipt, 100)
+    assert not read_back(here.ALONE, str(out), receipt, 100)
     return [sequence.tolist() for (sequence,) in read_corpus(out)]
 
 

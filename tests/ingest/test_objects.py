@@ -10,23 +10,19 @@ from pathlib import Path
 import pytest
 
 from distcache.corpus import bin_path, idx_path
-from distcache.corpus.examine import require_sound
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import receipt_path
-from distcache.edit.audit import audit
 from distcache.edit.copy_corpora import copy_corpora
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.ingest.objects import ObjectWork
-from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress
-from tests.support import texts
+from tests.support import here, texts
 from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.buckets import name_of, put_corpus
 from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.threads import run_ranks
-
-ALONE = SerialCommunicator()
 
 
 @pytest.fixture
@@ -64,7 +60,7 @@ def test_the_tokens_of_a_corpus_in_a_bucket(
 ) -> None:
     """They are compared with its receipt."""
     prefix = str(tmp_path / "merged")
-    copy_corpora(ALONE, [corpora["plain"]], prefix, 1, NullProgress())
+    here.merge([corpora["plain"]], prefix)
     url = put_corpus(server, prefix, "s3://lake/corpora/web")
     server.put(name_of(receipt_path(url)), Path(receipt_path(prefix)).read_bytes())
     words = ["check", url, "--tokens"]
@@ -107,7 +103,7 @@ def test_corpora_are_merged(server: ScriptedS3, corpora: dict[str, str], tmp_pat
         fetched = sum(request.size for request in read if "/in/" in request.name)
         assert fetched == sum(len(server.objects[name_of(url) + suffix]) for url in urls)
     prefixes = [corpora[name] for name in ("plain", "tiny")]
-    copy_corpora(ALONE, prefixes, str(tmp_path / "both"), 1, NullProgress())
+    here.merge(prefixes, tmp_path / "both")
     for path in (idx_path, bin_path):
         pair = [Path(path(str(tmp_path / name))).read_bytes() for name in ("merged", "both")]
         assert pair[0] == pair[1]
@@ -121,7 +117,7 @@ def test_what_was_fetched_is_not_fetched_again(server: ScriptedS3, tmp_path: Pat
             server.modified["lake/a.jsonl"] += 100
             server.objects["lake/a.jsonl"] = content
         server.script()
-        work = ObjectWork(ALONE, str(tmp_path), ["s3://lake/a.jsonl"], NullProgress())
+        work = ObjectWork(here.ALONE, str(tmp_path), ["s3://lake/a.jsonl"], NullProgress())
         (path,) = work.inputs(["s3://lake/a.jsonl"])
         assert Path(path).read_bytes() == content
         assert server.bytes_of() == size
@@ -131,7 +127,7 @@ def test_what_was_fetched_is_not_fetched_again(server: ScriptedS3, tmp_path: Pat
 
 def test_paths_are_left_alone(tmp_path: Path) -> None:
     """No directory is made."""
-    work = ObjectWork(ALONE, str(tmp_path / "work"), ["a.jsonl", "data/b"], NullProgress())
+    work = ObjectWork(here.ALONE, str(tmp_path / "work"), ["a.jsonl", "data/b"], NullProgress())
     assert work.inputs(["a.jsonl"]) == ["a.jsonl"]
     assert work.corpora(["data/a"]) == ["data/a"]
     work.remove()
@@ -140,7 +136,7 @@ def test_paths_are_left_alone(tmp_path: Path) -> None:
 
 def test_what_is_not_there(server: ScriptedS3, tmp_path: Path) -> None:
     """What is not there is named."""
-    work = ObjectWork(ALONE, str(tmp_path / "work"), ["s3://lake/none.jsonl"], NullProgress())
+    work = ObjectWork(here.ALONE, str(tmp_path / "work"), ["s3://lake/none.jsonl"], NullProgress())
     with pytest.raises(Exception, match=r"s3://lake/none\.jsonl: no such object"):
         work.inputs(["s3://lake/none.jsonl"])
 
@@ -152,7 +148,7 @@ def test_a_directory_without_objects(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config.write_text(json.dumps({"profiles": {"mine": {"storage_provider": provider}}}))
     (tmp_path / "data" / "some").mkdir(parents=True)
     with fresh_process_of_buckets(monkeypatch, {"MSC_CONFIG": str(config)}):
-        work = ObjectWork(ALONE, str(tmp_path / "work"), ["msc://mine/some/"], NullProgress())
+        work = ObjectWork(here.ALONE, str(tmp_path / "work"), ["msc://mine/some/"], NullProgress())
         with pytest.raises(NotReady, match="no objects below"):
             work.inputs(["msc://mine/some/"])
         (tmp_path / "data" / "some" / "a.jsonl").write_text("x")
@@ -166,10 +162,10 @@ def test_inputs_are_removed_at_the_end(
     """And a second job that does the same is told to wait."""
     url = put_corpus(server, corpora["plain"], "s3://lake/in/plain")
     out = str(tmp_path / "merged")
-    work = ObjectWork(ALONE, str(tmp_path / "work"), [url, out], NullProgress())
+    work = ObjectWork(here.ALONE, str(tmp_path / "work"), [url, out], NullProgress())
     with pytest.raises(ConfigError, match="in use by another job"):
-        ObjectWork(ALONE, str(tmp_path / "work"), [url, out], NullProgress())
-    copy_corpora(ALONE, work.corpora([url]), out, 1, NullProgress())
+        ObjectWork(here.ALONE, str(tmp_path / "work"), [url, out], NullProgress())
+    here.merge(work.corpora([url]), out)
     work.remove()
     assert list((tmp_path / "work").iterdir()) == []
 
@@ -187,9 +183,9 @@ def test_tokens_that_were_replaced_since_they_were_examined(
 ) -> None:
     """They are an error, also if nobody has read of the object before."""
     url = put_corpus(server, corpora["plain"], "s3://lake/plain")
-    with fetched_indices(ALONE, [url], NullProgress()):
-        facts = require_sound(ALONE, [url], threads=1)[url]
-        assert audit(ALONE, {url: facts}, {}, vocabulary=60_000) == []
+    with fetched_indices(here.ALONE, [url], NullProgress()):
+        facts = here.sound(url)
+        assert here.audit({url: facts}, {}, vocabulary=60_000) == []
         server.put("lake/plain.bin", server.objects["lake/plain.bin"][::-1])
         with pytest.raises(CorpusError, match=r"s3://lake/plain\.bin: is another object"):
-            audit(ALONE, {url: facts}, {}, vocabulary=60_000)
+            here.audit({url: facts}, {}, vocabulary=60_000)

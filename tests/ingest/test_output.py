@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from distcache.corpus.receipt import Origin
-from distcache.edit.copy_corpora import copy_corpora
 from distcache.errors import BuildInterrupted, ConfigError, KeyMismatch
 from distcache.ingest.output import Output
-from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress, Stopwatch
 from distcache.ranks.workspace import Workspace
+from tests.support import here
 from tests.support.corpora import LENGTHS, write_lengths
 
 
@@ -22,7 +21,7 @@ def claim(output: Output, made_from: str = "0") -> None:
     """Claim an output that cannot be made, by one process."""
     origin = Origin(kind="merge", made_from=made_from, tokenizer=None, options={}, versions={})
     watch = Stopwatch(NullProgress())
-    output.produce(SerialCommunicator(), origin, watch, lambda: pytest.fail("it is made"))
+    output.produce(here.ALONE, origin, watch, lambda: pytest.fail("it is made"))
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\udcff"])
@@ -75,9 +74,9 @@ def test_a_killed_publication_that_was_damaged(
     with monkeypatch.context() as patched:
         patched.setattr(Workspace, "publish", die)
         with pytest.raises(BuildInterrupted):
-            copy_corpora(SerialCommunicator(), [prefix], str(tmp_path / "all"))
+            here.merge([prefix], tmp_path / "all")
     damage(tmp_path / ".all.ingest" / name)
-    copy_corpora(SerialCommunicator(), [prefix], str(tmp_path / "all"))
+    here.merge([prefix], tmp_path / "all")
     for suffix in (".bin", ".idx"):
         made, source = tmp_path / f"all{suffix}", tmp_path / f"plain{suffix}"
         assert made.read_bytes() == source.read_bytes()
@@ -100,7 +99,7 @@ def publish_partly(directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     with monkeypatch.context() as patched:
         patched.setattr(Workspace, "publish", die)
         with pytest.raises(BuildInterrupted):
-            copy_corpora(SerialCommunicator(), [prefix], str(directory / "all"))
+            here.merge([prefix], directory / "all")
     flip(directory / ".all.ingest" / "0.idx")
     return prefix
 
@@ -110,7 +109,7 @@ def test_a_partial_publication_that_was_damaged(
 ) -> None:
     """It is withdrawn, and the corpus is made again."""
     prefix = publish_partly(tmp_path, monkeypatch)
-    copy_corpora(SerialCommunicator(), [prefix], str(tmp_path / "all"))
+    here.merge([prefix], tmp_path / "all")
     assert (tmp_path / "all.idx").read_bytes() == (tmp_path / "plain.idx").read_bytes()
     assert not (tmp_path / ".all.ingest").exists()
 
@@ -121,7 +120,7 @@ def test_another_command_over_a_partial_publication_that_was_damaged(
     """It is refused before it works, and touches nothing."""
     prefix = publish_partly(tmp_path, monkeypatch)
     with pytest.raises(KeyMismatch, match=r"all\.bin, .*all\.receipt\.json: already exist"):
-        copy_corpora(SerialCommunicator(), [prefix, prefix], str(tmp_path / "all"))
+        here.merge([prefix, prefix], tmp_path / "all")
     assert (tmp_path / ".all.ingest" / "0.idx").exists()
 
 

@@ -17,8 +17,9 @@ from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.rounds import Workers
 from distcache.ingest.tokenizers import find
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
-from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.communicator import Communicator
 from tests.ingest.test_tokens import ROWS
+from tests.support import here
 from tests.support.texts import write_jsonl, write_shard
 from tests.support.threads import ThreadCommunicator, rank_of_thread, run_ranks
 
@@ -97,8 +98,7 @@ def test_a_large_file_keeps_nobody_waiting(
     assert waited == [True]
     monkeypatch.undo()
     alone = TokenizerOptions(str(tokenizers))
-    options = TextOptions(append_eod=True)
-    ingest(SerialCommunicator(), inputs, str(tmp_path / "one"), options, alone)
+    here.ingest_text(inputs, alone, tmp_path / "one", append_eod=True)
     assert (tmp_path / "one.bin").read_bytes() == (tmp_path / "out.bin").read_bytes()
 
 
@@ -127,7 +127,7 @@ def test_any_number_of_ranks_makes_the_same_bytes(
         ingest(world, [shard], f"{out}/tokens", TokenOptions(shard_size=shard_size, empty=empty))
         copy_corpora(world, [corpus.prefix for corpus in found.corpora], f"{out}/all")
 
-    work(SerialCommunicator())
+    work(here.ALONE)
     outcomes, aborted = run_ranks(ranks, work)
     assert (outcomes, aborted) == ([None] * ranks, [])
     alone, together = (made(tmp_path / str(count)) for count in (1, ranks))

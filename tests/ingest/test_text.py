@@ -23,15 +23,14 @@ from tokenizers import Tokenizer
 from distcache.builder.configuration import config_from_mapping
 from distcache.corpus.receipt import read_receipt, receipt_path
 from distcache.errors import ConfigError, KeyMismatch, NotReady
-from distcache.ingest.inputs import TextOptions
-from distcache.ingest.pipeline import IngestOutcome, ingest
+from distcache.ingest.pipeline import IngestOutcome
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tiktoken_ranks import MEGATRON_PATTERNS
 from distcache.ingest.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.plan.problems import plan_warnings
-from distcache.ranks.communicator import SerialCommunicator
 from tests.plan.test_make import plan_of
+from tests.support import here
 from tests.support.processes import start
 from tests.support.texts import read_corpus, write_jsonl
 
@@ -43,8 +42,7 @@ def run(
     special, release = fields.pop("special_tokens", None), fields.pop("megatron", None)
     pattern = fields.pop("pattern", None)
     chosen = TokenizerOptions(str(tokenizer), eod, special, pattern, megatron=release)
-    options = TextOptions(**fields)
-    return ingest(SerialCommunicator(), list(map(str, words)), str(out), options, chosen, 2)
+    return here.ingest_text(words, chosen, out, **fields)
 
 
 def load_tokenizer(options: TokenizerOptions) -> AnyTokenizer:

@@ -15,9 +15,8 @@ import pytest
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, CorpusError
-from distcache.ingest.inputs import TokenOptions
-from distcache.ingest.pipeline import IngestOutcome, ingest
-from distcache.ranks.communicator import SerialCommunicator
+from distcache.ingest.pipeline import IngestOutcome
+from tests.support import here
 from tests.support.texts import read_corpus, write_shard
 
 _random = np.random.default_rng(5)
@@ -27,8 +26,7 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 
 def run(words: list[Path], out: Path, **fields: Any) -> IngestOutcome:
     """Ingest token shards with this process alone."""
-    options = TokenOptions(**fields)
-    return ingest(SerialCommunicator(), list(map(str, words)), str(out), options, threads=2)
+    return here.ingest_tokens(words, out, **fields)
 
 
 def rows_of(prefix: Path) -> list[list[int]]:

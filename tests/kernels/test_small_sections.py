@@ -16,7 +16,7 @@ from distcache.cache import open_cache
 from distcache.kernels import build_small_sections
 from tests.kernels.truth import sample_rows
 from tests.plan.test_make import plan_of
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_lengths
 
 
@@ -155,9 +155,9 @@ def test_large_ones_are_built_in_steps(
     blend_config: dict[str, Any], shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """These have the same bytes."""
-    small = Path(build_here(blend_config, shared, "small").path).read_bytes()
+    small = Path(here.build(blend_config, shared, "small").path).read_bytes()
     monkeypatch.setattr(work, "_can_join", lambda *_: False)
-    assert Path(build_here(blend_config, shared / "other", "large").path).read_bytes() == small
+    assert Path(here.build(blend_config, shared / "other", "large").path).read_bytes() == small
 
 
 def test_a_split_of_less_than_a_document(tmp_path: Path, shared: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_split_of_less_than_a_document(tmp_path: Path, shared: Path) -> None:
         "samples": {"train": 17, "valid": 1, "test": None},
         "blend": [{"path": path}],
     }
-    cache = open_cache(build_here(fields, shared).path)
+    cache = open_cache(here.build(fields, shared).path)
     sizes = [section.documents for section in plan_of(fields).sections]
     assert sizes[-1] == 0
     shapes = {name: view.shape for name, view in cache.arrays("sections", len(sizes) - 1).items()}

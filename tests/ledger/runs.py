@@ -12,7 +12,7 @@ from distcache.cache import open_cache
 from distcache.cache.contents import Cache
 from distcache.cache.split_members import SplitMembers
 from distcache.corpus import open_idx
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpus
 
 LENGTH = 16
@@ -64,7 +64,7 @@ def build_numbered(directory: Path, case: str = "megatron", **more: Any) -> Path
     write_numbered(directory / "corpora")
     fields = fields_of(directory / "corpora", case) | more
     given = {name: value for name, value in fields.items() if value is not None}
-    return Path(build_here(given, directory / "caches", "c").path)
+    return Path(here.build(given, directory / "caches", "c").path)
 
 
 class Tokens:

@@ -26,7 +26,7 @@ from distcache.ledger.report_page import page_of
 from distcache.ledger.report_warnings import warnings_of
 from distcache.ledger.trace import trace
 from tests.ledger.runs import LENGTH, ORDERS, Tokens, build_numbered
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpus, write_idx
 
 
@@ -189,7 +189,7 @@ def large(tmp_path: Path) -> Callable[..., Path]:
             "blend": blend,
         }
         name = f"c{len(list(tmp_path.glob('caches/*.h5')))}"
-        return Path(build_here(default | fields, tmp_path / "caches", name).path)
+        return Path(here.build(default | fields, tmp_path / "caches", name).path)
 
     return make
 

@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from distcache.corpus import open_idx
-from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import find_receipt
 from distcache.errors import CacheCorrupt, ConfigError, KeyMismatch
 from distcache.ledger.rest import RestOptions, Trained, write_rest
 from distcache.ledger.rest_pieces import Pieces, runs_left
 from distcache.ledger.steps import Sampling
 from distcache.ledger.trace import trace
-from distcache.ranks.communicator import SerialCommunicator
 from tests.ledger.runs import ORDERS, Tokens, build_numbered
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpus
 
 
@@ -153,7 +151,7 @@ def test_the_rest_can_be_trained_on_and_has_a_rest(tmp_path: Path) -> None:
         "mid_level_dataset_surplus": 0.5,
         "blend_per_split": first.blend_per_split,
     }
-    again = Path(build_here(fields, tmp_path / "caches", "again").path)
+    again = Path(here.build(fields, tmp_path / "caches", "again").path)
     second = write_rest([trained_on(again, 40)], str(tmp_path / "second"), RestOptions(times=3))
     truth = Tokens(again)
     for number, (one, made) in enumerate(zip(first.corpora, second.corpora, strict=True)):
@@ -177,7 +175,7 @@ def test_views_are_sound_and_name_what_they_are(tmp_path: Path) -> None:
     path = build_numbered(tmp_path)
     rest = write_rest([trained_on(path, 100)], str(tmp_path / "out"), RestOptions())
     views = [entry["path"] for blend in rest.blend_per_split.values() for entry in blend]
-    assert len(require_sound(SerialCommunicator(), views, 1)) == len(views) == 6
+    assert len(here.facts(views)) == len(views) == 6
     receipt = find_receipt(views[0])
     assert receipt is not None
     assert receipt.kind == "rest"
@@ -242,7 +240,7 @@ def test_names_of_views_are_different(tmp_path: Path) -> None:
         "samples": {"train": 20, "valid": 4, "test": 0},
         "blend": [str(tmp_path / name) for name in ("a", "a-valid", "more/a")],
     }
-    path = build_here(fields, tmp_path / "caches", "c").path
+    path = here.build(fields, tmp_path / "caches", "c").path
     rest = write_rest([trained_on(Path(path), 10)], str(tmp_path / "out"), RestOptions())
     views = [one["path"] for blend in rest.blend_per_split.values() for one in blend]
     assert len(set(views)) == 6
@@ -260,7 +258,7 @@ def test_parts_alone_are_not_all_that_is_left(tmp_path: Path) -> None:
         "samples": {"train": 20, "valid": 0, "test": 0},
         "blend": [str(tmp_path / "a")],
     }
-    path = build_here(fields, tmp_path / "caches", "c").path
+    path = here.build(fields, tmp_path / "caches", "c").path
     with pytest.raises(ConfigError, match="parts of sequences"):
         write_rest([trained_on(Path(path), 5)], str(tmp_path / "o"), RestOptions(partial="drop"))
 

@@ -19,24 +19,19 @@ import pytest
 from tokenizers import Tokenizer
 
 from distcache.corpus import open_idx
-from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import find_receipt, receipt_path, write_receipt
 from distcache.corpus.source_rows import CorpusSources
-from distcache.edit.copy_corpora import copy_corpora
-from distcache.edit.select import SelectOptions, select
-from distcache.edit.selection import Selection
 from distcache.errors import CorpusError
 from distcache.ingest import pieces
 from distcache.ledger.rest import write_view
 from distcache.ledger.rest_pieces import Pieces
-from distcache.ranks.communicator import SerialCommunicator
 from tests.edit.test_audit import faults_of
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import run as run_tokens
-from tests.support.mds_corpora import index, write_tokens
+from tests.support import here
+from tests.support.mds_corpora import write_tokens
 from tests.support.texts import read_corpus
 
-ALONE = SerialCommunicator()
 ROWS = 900
 
 
@@ -230,21 +225,11 @@ def test_token_shards_with_holes(kind: str, empty: Any, tmp_path: Path) -> None:
 def chain(directory: Path, first: str, second: str) -> dict[str, str]:
     """Make corpora from corpora, each from the one before, and return their prefixes."""
     made = {name: str(directory / name) for name in ("merged", "tenth", "copied", "again", "half")}
-    copy_corpora(ALONE, [first, second], made["merged"])
-    select(
-        ALONE,
-        made["merged"],
-        made["tenth"],
-        SelectOptions(selection=Selection(sample=0.4, seed=3)),
-    )
-    copy_corpora(ALONE, [made["tenth"]], made["copied"], kind="materialize")
-    copy_corpora(ALONE, [made["copied"]], made["again"], kind="convert")
-    select(
-        ALONE,
-        made["again"],
-        made["half"],
-        SelectOptions(selection=Selection(sample=0.5, seed=4)),
-    )
+    here.merge([first, second], made["merged"])
+    here.select(made["merged"], made["tenth"], sample=0.4, seed=3)
+    here.materialize(made["tenth"], made["copied"])
+    here.convert(made["copied"], made["again"])
+    here.select(made["again"], made["half"], sample=0.5, seed=4)
     return made
 
 
@@ -298,7 +283,7 @@ def test_rows_are_known_through_all_steps(
 def test_samples_of_shards(tmp_path: Path) -> None:
     """A document of MDS is a sample of a shard, also when it is copied, and selected."""
     data = write_tokens(tmp_path / "mds", codec="zstd")
-    index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
     truth = list(range(len(open_idx(str(tmp_path / "c")).lengths)))
     counts: dict[str, int] = {}
     idx = open_idx(str(tmp_path / "c"))
@@ -308,9 +293,9 @@ def test_samples_of_shards(tmp_path: Path) -> None:
         assert found.rows[number] == counts.get(path, 0)
         counts[path] = counts.get(path, 0) + 1
     assert len(counts) > 3
-    own, options = str(tmp_path / "own"), SelectOptions(drop=None, rows=None)
-    copy_corpora(ALONE, [str(tmp_path / "c")], own, kind="materialize")
-    select(ALONE, own, str(tmp_path / "view"), options)
+    own = str(tmp_path / "own")
+    here.materialize(tmp_path / "c", own)
+    here.select(own, tmp_path / "view")
     view = CorpusSources(str(tmp_path / "view"), open_idx(str(tmp_path / "view")))
     same = view.find(np.array(truth))
     assert same.rows.tolist() == found.rows.tolist()
@@ -327,7 +312,7 @@ def test_what_is_left_has_its_sources(
     texts = texts_with_holes()
     lines = write_lines(tmp_path / "a.jsonl", texts)
     run([tmp_path / "a.jsonl"], tokenizers, tmp_path / "a", on_error="skip", token_type="u16")
-    facts = require_sound(ALONE, [str(tmp_path / "a")], 1)[str(tmp_path / "a")]
+    facts = here.sound(tmp_path / "a")
     numbers = np.array([7, 8, 8, 30, 2])
 
     def left(_: object) -> Any:
@@ -343,8 +328,8 @@ def test_what_is_left_has_its_sources(
     assert set(found.lines.tolist()) <= set(lines)
     assert faults_of(tmp_path / "rest", readback=5) == []
     # Also of a view of a view whose receipt is gone: both point into the corpus.
-    select(ALONE, str(tmp_path / "a"), str(tmp_path / "all"), SelectOptions())
-    facts = require_sound(ALONE, [str(tmp_path / "all")], 1)[str(tmp_path / "all")]
+    here.select(tmp_path / "a", tmp_path / "all")
+    facts = here.sound(tmp_path / "all")
     write_view(facts, str(tmp_path / "again"), left, {"after": []})
     Path(receipt_path(str(tmp_path / "all"))).unlink()
     assert faults_of(tmp_path / "again", readback=5) == []
@@ -354,7 +339,7 @@ def test_without_receipts_nothing_is_made_up(tokenizers: Path, tmp_path: Path) -
     """A corpus without a receipt, or a view whose root is gone, has no sources, and says so."""
     write_lines(tmp_path / "a.jsonl", texts_with_holes(50))
     run([tmp_path / "a.jsonl"], tokenizers, tmp_path / "a", on_error="skip")
-    select(ALONE, str(tmp_path / "a"), str(tmp_path / "view"), SelectOptions())
+    here.select(tmp_path / "a", tmp_path / "view")
     Path(receipt_path(str(tmp_path / "a"))).unlink()
     for name in ("a", "view"):
         sources = CorpusSources(str(tmp_path / name), open_idx(str(tmp_path / name)))
@@ -374,25 +359,25 @@ def test_views_whose_tokens_are_a_copy(kind: str, tokenizers: Path, tmp_path: Pa
     prefix, view = str(tmp_path / "a"), str(tmp_path / "view")
     idx = open_idx(prefix)
     if kind == "select":
-        select(ALONE, prefix, view, SelectOptions(drop=None, rows=None))
+        here.select(prefix, view)
     else:
-        facts = require_sound(ALONE, [prefix], 1)[prefix]
+        facts = here.sound(prefix)
         numbers = np.arange(3, 30)
 
         def left(_: object) -> Any:
             yield Pieces(numbers, 0 * numbers, idx.lengths[numbers].astype(int), numbers)
 
         write_view(facts, view, left, {})
-    here = open_idx(view)
-    before = CorpusSources(view, here).find_documents(np.arange(27))
+    chosen = open_idx(view)
+    before = CorpusSources(view, chosen).find_documents(np.arange(27))
     assert set(before.lines.tolist()) <= set(lines)
     Path(f"{view}.bin").unlink()
     shutil.copy(f"{prefix}.bin", f"{view}.bin")
-    sources = CorpusSources(view, here)
+    sources = CorpusSources(view, chosen)
     assert sources.root == prefix
     assert sources.find_documents(np.arange(27)).lines.tolist() == before.lines.tolist()
     Path(f"{prefix}.idx").unlink()
-    sources = CorpusSources(view, here)
+    sources = CorpusSources(view, chosen)
     assert (sources.find_documents(np.arange(27)).files == -1).all()
     assert "is a view of it" in " ".join(sources.notes)
 
@@ -413,7 +398,7 @@ def test_receipts_that_contradict_themselves(tokenizers: Path, tmp_path: Path) -
     write_lines(tmp_path / "a.jsonl", texts_with_holes(50))
     run([tmp_path / "a.jsonl"], tokenizers, tmp_path / "a", on_error="skip")
     prefix = str(tmp_path / "out")
-    copy_corpora(ALONE, [str(tmp_path / "a")], prefix)
+    here.merge([tmp_path / "a"], prefix)
     receipt, idx = find_receipt(prefix), open_idx(prefix)
     assert receipt is not None
     (node,) = receipt.origins

@@ -20,14 +20,14 @@ from distcache.megatron.export import export, export_in, wrong_files
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, identifiers
-from tests.support.caches import build_here
+from tests.support import here
 
 
 def test_names_hold_the_digest_of_the_description(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """Of each file's description, with the class and the split."""
-    made = export(open_cache(build_here(blend_config, shared).path), tmp_path / "out")
+    made = export(open_cache(here.build(blend_config, shared).path), tmp_path / "out")
     for path in (tmp_path / "out").glob("*-description.txt"):
         digest, kind, split, _ = path.name.split("-")
         assert hashlib.md5(path.read_bytes()).hexdigest() == digest
@@ -41,7 +41,7 @@ def test_the_options_ask_for_what_is_there(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """Given back to Megatron's own parser, they are the configuration."""
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     made = export(cache, tmp_path / "out")
     words = [word for line in made.arguments for word in shlex.split(line)]
     assert words[:2] == ["--data-cache-path", str(tmp_path / "out")]
@@ -69,7 +69,7 @@ def test_blends_of_each_split_come_as_a_file(
         },
         "tokenizer": {},
     }
-    made = export(open_cache(build_here(fields, shared).path), tmp_path / "out")
+    made = export(open_cache(here.build(fields, shared).path), tmp_path / "out")
     words = [word for line in made.arguments for word in shlex.split(line)]
     place = words.index("--per-split-data-args-path")
     options = [*words[place : place + 2], "--seq-length", "16", "--train-samples", "100"]
@@ -90,7 +90,7 @@ def test_what_no_option_says_is_a_warning(
         "add_extra_token": False,
         "tokenizer": {},
     }
-    made = export(open_cache(build_here(fields, shared).path), tmp_path / "out")
+    made = export(open_cache(here.build(fields, shared).path), tmp_path / "out")
     assert "--full-validation" in made.arguments
     assert "add_extra_token_to_sequence=False" in made.warnings[0]
 
@@ -99,11 +99,11 @@ def test_other_paths_have_other_names(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """The path that training will be given is in Megatron's digest."""
-    cache = open_cache(build_here(blend_config, shared).path)
-    here = export(cache, tmp_path / "here")
+    cache = open_cache(here.build(blend_config, shared).path)
+    original = export(cache, tmp_path / "here")
     start = str(Path(blend_config["blend"][0]["path"]).parent)
     there = export(cache, tmp_path / "there", prefix_renamer([(start, "/local/ssd")]))
-    assert not set(here.files) & set(there.files)
+    assert not set(original.files) & set(there.files)
     described = (tmp_path / "there" / there.files[3]).read_text()
     assert json.loads(described)["dataset_path"].startswith("/local/ssd/")
 
@@ -127,7 +127,7 @@ def test_an_unknown_tokenizer_is_asked_for(
 ) -> None:
     """An unknown tokenizer is asked for; without one there is no name; a given one comes first."""
     del blend_config["tokenizer"]
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     with pytest.raises(ConfigError, match="--tokenizer FILE"):
         export(cache, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -138,7 +138,7 @@ def test_a_spoilt_array_is_not_exported(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """Nor is its description, which Megatron looks for first."""
-    path = Path(build_here(blend_config, shared).path)
+    path = Path(here.build(blend_config, shared).path)
     view = open_cache(path).arrays("sections", 0)["sample_index"]
     path.chmod(0o644)
     with open(path, "r+b") as stream:
@@ -156,12 +156,12 @@ def test_a_file_in_the_way(blend_config: dict[str, Any], shared: Path, tmp_path:
     """A target that is no directory is one clear error."""
     (tmp_path / "out").write_text("")
     with pytest.raises(ConfigError, match="is not a directory"):
-        export(open_cache(build_here(blend_config, shared).path), tmp_path / "out")
+        export(open_cache(here.build(blend_config, shared).path), tmp_path / "out")
 
 
 def test_a_directory_in_the_way(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
     """It is named, and nothing is written."""
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     (name, *_) = (path for path in export(cache, tmp_path / "out").files if path.endswith(".npy"))
     (tmp_path / "other" / name).mkdir(parents=True)
     with pytest.raises(ConfigError, match=f"{name}: is a directory"):
@@ -171,7 +171,7 @@ def test_a_directory_in_the_way(blend_config: dict[str, Any], shared: Path, tmp_
 
 def test_names_that_are_no_text(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
     """Names that are no text are refused before anything is written."""
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     with pytest.raises(ConfigError, match="is not UTF-8"):
         export(cache, tmp_path / "\udcff")
     with pytest.raises(ConfigError, match="is not UTF-8"):
@@ -183,7 +183,7 @@ def test_what_a_killed_export_has_left(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """It is removed by the next one, after an hour; other files stay."""
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     array = next(name for name in export(cache, tmp_path).files if name.endswith(".npy"))
     old, recent = tmp_path / f".{array}.0123abcd.part", tmp_path / f".{array}.4567abcd.part"
     other = tmp_path / ".mine.part"
@@ -209,7 +209,7 @@ def test_names_of_releases(
     """They are hard links to the same arrays, or copies where the filesystem has none."""
     options = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "m"}
     blend_config["tokenizer"] = {"megatron": "0.16", **options}
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     if not links:
         monkeypatch.setattr(os, "link", refuse)
     out = tmp_path / "out"
@@ -246,7 +246,7 @@ def test_a_spoilt_array_is_replaced_under_all_names(
 ) -> None:
     """A spoilt array is replaced under all names, although they are one file."""
     blend_config["tokenizer"] = {"megatron": "0.16", "tokenizer_type": "NullTokenizer"}
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     naming = Naming({"tokenizer_type": "NullTokenizer"}, RELEASES)
     made = export(cache, tmp_path, naming=naming)
     spoilt = next(path for path in tmp_path.glob("*-document_index.npy"))
@@ -260,9 +260,9 @@ def test_a_spoilt_array_is_replaced_under_all_names(
 
 def test_names_for_fim(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
     """They have its class; by an option, or by the configuration that the cache was built with."""
-    plain = open_cache(build_here(blend_config, shared).path)
+    plain = open_cache(here.build(blend_config, shared).path)
     blend_config["fim_data"] = True
-    fim = open_cache(build_here(blend_config, shared / "fim").path)
+    fim = open_cache(here.build(blend_config, shared / "fim").path)
     assert fim.key == plain.key
     expected = export(plain, tmp_path / "a", naming=Naming(fim=True)).files
     assert export(fim, tmp_path / "b").files == expected
@@ -274,7 +274,7 @@ def test_releases_without_the_tokenizers_options(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """They are refused: a description is that of one release."""
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     with pytest.raises(ConfigError, match="need Megatron's options of the tokenizer"):
         export(cache, tmp_path / "out", naming=OF_RELEASES)
 
@@ -284,7 +284,7 @@ def test_options_without_a_release(
 ) -> None:
     """Options without a release need one when names are made."""
     blend_config["tokenizer"] = {"tokenizer_type": "NullTokenizer"}
-    cache = open_cache(build_here(blend_config, shared).path)
+    cache = open_cache(here.build(blend_config, shared).path)
     with pytest.raises(ConfigError, match="megatron: missing; name the release"):
         export(cache, tmp_path / "out")
     assert export(cache, tmp_path / "out", naming=Naming(releases=("0.19",))).files
@@ -295,7 +295,7 @@ def test_a_directory_belongs_to_one_cache(
 ) -> None:
     """The names do not say in which order samples are; damaged arrays of its own are replaced."""
     caches = [
-        open_cache(build_here(blend_config | more, shared, f"c{number}").path)
+        open_cache(here.build(blend_config | more, shared, f"c{number}").path)
         for number, more in enumerate(({}, {"order": "passes"}, {"order": "packed"}))
     ]
     for first in caches:
@@ -322,7 +322,7 @@ def test_a_directory_belongs_to_one_cache(
 def test_what_packed_rows_need(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
     """Is printed as options and warnings."""
     made = export(
-        open_cache(build_here(blend_config | {"order": "packed"}, shared).path), tmp_path / "out"
+        open_cache(here.build(blend_config | {"order": "packed"}, shared).path), tmp_path / "out"
     )
     assert "--eod-mask-loss" in made.arguments
     assert "--dataloader-defer-npy-index-mmap" not in made.arguments
@@ -333,7 +333,7 @@ def test_what_packed_rows_need(blend_config: dict[str, Any], shared: Path, tmp_p
 def test_two_exports_at_once(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
     """Of different orders: the later one is refused, and changes nothing."""
     caches = [
-        open_cache(build_here(blend_config | more, shared, f"c{number}").path)
+        open_cache(here.build(blend_config | more, shared, f"c{number}").path)
         for number, more in enumerate(({}, {"order": "passes"}))
     ]
     with ThreadPoolExecutor(2) as pool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.large import write_blend
 from tests.support.processes import start
 
@@ -26,7 +26,7 @@ def test_bytes_are_those_of_one_process(
     fields = write_blend(tmp_path / "corpora", weighted=weighted)
     config = tmp_path / "c.json"
     config.write_text(json.dumps(fields))
-    alone = Path(build_here(fields, tmp_path / "alone").path)
+    alone = Path(here.build(fields, tmp_path / "alone").path)
     done = start(["build", config, "-o", tmp_path], ranks, launcher)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).read_bytes() == alone.read_bytes()

@@ -21,8 +21,8 @@ from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.faults.odd import compile_odd, odd
-from tests.support.caches import build_here
-from tests.support.mds_corpora import fields_of, index, virtual_bin
+from tests.support import here
+from tests.support.mds_corpora import fields_of, virtual_bin
 from tests.support.mds_writer import write_mds
 from tests.support.processes import DISTCACHE, LAUNCHERS, LIMIT, clean_environment, launch, start
 
@@ -45,7 +45,7 @@ def world(large_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
             path = str(shared / name)
             moved.append(path if isinstance(entry, str) else {**entry, "path": path})
         blends[split] = moved
-    build_here(fields, shared, "c")
+    here.build(fields, shared, "c")
     return shared
 
 
@@ -342,9 +342,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = [{"tokens": random.integers(0, 999, 40_000).astype("i4")} for _ in range(60)]
     for name in ("a", "b"):
         data = write_mds(shared / name, {"tokens": "ndarray:int32"}, samples[::2], codec="zstd")
-        index(data, shared / f"{name}-corpus")
+        here.index(data, shared / f"{name}-corpus")
         samples = samples[1:]
-    build_here(fields_of(str(shared / "a-corpus"), str(shared / "b-corpus")), shared, "c")
+    here.build(fields_of(str(shared / "a-corpus"), str(shared / "b-corpus")), shared, "c")
     return shared
 
 

@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
-from distcache.builder.configuration import config_from_mapping
-from distcache.builder.prepare import agree_on_plan
 from distcache.plan import costs
 from distcache.plan.assignment import assign
 from distcache.plan.layout import make_layout
-from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.progress import NullProgress
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.processes import LAUNCHERS, start
 
 pytestmark = pytest.mark.mpi
@@ -53,7 +49,7 @@ def test_links_are_taken_where_they_cost_nothing(
     large_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the test above would say nothing about them; and with very many ranks as they are."""
-    plan = agree_on_plan(SerialCommunicator(), config_from_mapping(large_config), 1, NullProgress())
+    plan = here.plan(large_config)
     layout = make_layout(plan.items)
     assert len(assign(plan.items, layout, 2048).linked) > 0
     monkeypatch.setattr(costs, "LINK_SHARE", 0.0)
@@ -66,7 +62,7 @@ def test_two_threads_of_one_process(
     large_config: dict[str, Any], serial_bytes: bytes, shared: Path
 ) -> None:
     """A second thread takes half of a large section."""
-    assert Path(build_here(large_config, shared, threads=2).path).read_bytes() == serial_bytes
+    assert Path(here.build(large_config, shared, threads=2).path).read_bytes() == serial_bytes
 
 
 @pytest.mark.few(1)

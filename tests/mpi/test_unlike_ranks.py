@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.large import write_large
 from tests.support.processes import DISTCACHE, LIMIT, clean_environment, launch
 
@@ -40,7 +40,7 @@ def test_unlike_nodes(corpus: str, split: str, length: int, shared: Path, tmp_pa
     fields["blend"] = [corpus]
     config = tmp_path / "c.json"
     config.write_text(json.dumps(fields))
-    expected = Path(build_here(fields, tmp_path / "serial").path).read_bytes()
+    expected = Path(here.build(fields, tmp_path / "serial").path).read_bytes()
     nodes = [(2, "a", "0"), (1, "b", "0,1")]
     for number, order in enumerate((nodes, nodes[::-1])):
         output = shared / str(number)

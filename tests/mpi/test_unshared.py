@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_lengths
 from tests.support.processes import DISTCACHE, LAUNCHERS, LIMIT, clean_environment, launch
 
@@ -58,7 +58,7 @@ def test_the_nodes_that_see_a_cache_read_it_for_the_others(
 ) -> None:
     """Whichever node it is, and its copy is the same."""
     fields = json.loads(config.read_text())
-    cache = Path(build_here(fields, shared / "only", "c").path)
+    cache = Path(here.build(fields, shared / "only", "c").path)
     words = [
         [DISTCACHE, "localize", str(cache), "--store", str(tmp_path / f"store{node}")]
         for node in range(2)

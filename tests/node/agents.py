@@ -7,15 +7,15 @@ from typing import Any
 
 from distcache.node.localize import localize
 from distcache.node.records import Localized, LocalizeOptions, NodeReport
-from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.communicator import Communicator
 from distcache.ranks.job_environment import NODE_NAME
+from tests.support import here
 from tests.support.threads import run_ranks
 
 
 def run(cache: Path, root: Path, **options: Any) -> Localized:
     """Localize with one process."""
-    wanted = LocalizeOptions(directory=str(root), **options)
-    return localize(SerialCommunicator(), cache, wanted)
+    return here.localize(cache, root, **options)
 
 
 def run_on(nodes: int, cache: Path, root: Path, **options: Any) -> Localized:
@@ -28,7 +28,7 @@ def run_on(nodes: int, cache: Path, root: Path, **options: Any) -> Localized:
         return localize(world, cache, wanted, environment=environment)
 
     if nodes == 1:
-        return work(SerialCommunicator())
+        return work(here.ALONE)
     outcomes, aborted = run_ranks(nodes, work)
     assert not aborted
     for outcome in outcomes:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.caches import build_here
+from tests.support import here
 
 
 @pytest.fixture
 def cache(own_corpora: dict[str, Any], shared: Path) -> Path:
     """A cache of corpora that a test may change."""
-    return Path(build_here(own_corpora, shared, "c").path)
+    return Path(here.build(own_corpora, shared, "c").path)

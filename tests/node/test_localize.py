@@ -20,7 +20,7 @@ from distcache.node.records import read_records
 from distcache.node.store import Store, make_store, part_of
 from distcache.node.upkeep import verify_store
 from tests.node.agents import flip, only, run, run_on
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.processes import start
 
 NODES = (1, 2)
@@ -120,7 +120,7 @@ def test_a_second_cache_shares_what_it_can(
 ) -> None:
     """Indices are not copied twice."""
     run(cache, tmp_path / "local")
-    other = Path(build_here({**own_corpora, "seed": 5}, shared, "other").path)
+    other = Path(here.build({**own_corpora, "seed": 5}, shared, "other").path)
     report = only(run(other, tmp_path / "local"))
     header = read_contents(other).header
     assert report.read == header.tables_begin - 4096  # the blocks, and no index
@@ -177,7 +177,7 @@ def test_a_copy_of_a_cache_with_relative_paths(
     monkeypatch.chdir(tmp_path)
     for source in own_corpora["blend"]:
         source["path"] = os.path.basename(source["path"])
-    cache = Path(build_here(own_corpora, shared, "relative").path)
+    cache = Path(here.build(own_corpora, shared, "relative").path)
     run(cache, tmp_path / "local", naming=Naming())
     record = next(read_records(Store(tmp_path / "local")))
     assert all(corpus.shared.startswith(str(tmp_path)) for corpus in record.corpora)
@@ -221,7 +221,7 @@ def test_names_of_another_release(
     """The names of the last run count; where it says nothing, those of the run before it."""
     own_corpora["tokenizer"] = {"megatron": "0.16", "tokenizer_type": "TikTokenizer"}
     own_corpora["tokenizer"]["tokenizer_model"] = "m"
-    cache = Path(build_here(own_corpora, shared, "named").path)
+    cache = Path(here.build(own_corpora, shared, "named").path)
     words = ["localize", cache, "--store", tmp_path / "local", "--json", "--megatron"]
     counts = []
     for value in ([], ["0.17"], ["0.17,0.19.2"], [], ["0.19", "--fim-data"]):

@@ -11,8 +11,8 @@ import pytest
 from distcache.errors import DistcacheError
 from distcache.node.lock import exclusive, is_used, try_exclusive, try_shared
 from distcache.node.store import make_store
-from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
+from tests.support import here
 
 
 def test_one_process_changes_a_store_at_a_time(tmp_path: Path) -> None:
@@ -24,11 +24,11 @@ def test_one_process_changes_a_store_at_a_time(tmp_path: Path) -> None:
     ticks = iter(range(0, 10**9, 5000))
     with (
         pytest.raises(DistcacheError, match="another process has held this lock"),
-        exclusive(SerialCommunicator(), store.lock, NullProgress(), lambda: float(next(ticks))),
+        exclusive(here.ALONE, store.lock, NullProgress(), lambda: float(next(ticks))),
     ):
         pass
     os.close(held)
-    with exclusive(SerialCommunicator(), store.lock, NullProgress()) as waited:
+    with exclusive(here.ALONE, store.lock, NullProgress()) as waited:
         assert not waited
     assert try_shared(store.use_lock("none")) is None
 

@@ -17,7 +17,7 @@ from distcache.node.store import Store, local_directory
 from distcache.node.upkeep import verify_store
 from distcache.ranks.job_environment import NODE_NAME
 from tests.node.agents import flip, only, run
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.threads import ThreadCommunicator, run_ranks
 
 
@@ -59,7 +59,7 @@ def test_a_budget_makes_room_by_age(
 ) -> None:
     """What was used longest ago goes; what is in use stays, as with `local gc`."""
     caches = [
-        Path(build_here({**blend_config, "seed": seed}, shared, f"c{seed}").path)
+        Path(here.build({**blend_config, "seed": seed}, shared, f"c{seed}").path)
         for seed in range(3)
     ]
     root = tmp_path / "local"

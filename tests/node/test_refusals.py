@@ -11,11 +11,10 @@ import pytest
 
 from distcache.cache.format import BLOCK_SIZE
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError, NoSpace
-from distcache.node.localize import localize
-from distcache.node.records import LocalizeOptions, read_records
+from distcache.node.records import read_records
 from distcache.node.store import Store
-from distcache.ranks.communicator import SerialCommunicator
 from tests.node.agents import flip, run, run_on
+from tests.support import here
 
 NODES = (1, 2)
 
@@ -74,4 +73,4 @@ def test_too_little_space(cache: Path, tmp_path: Path) -> None:
 def test_a_store_in_a_bucket(cache: Path) -> None:
     """It is refused: no directory is made of its name."""
     with pytest.raises(ConfigError, match="cannot be in a bucket"):
-        localize(SerialCommunicator(), cache, LocalizeOptions(directory="s3://lake/store"))
+        here.localize(cache, "s3://lake/store")

@@ -13,8 +13,6 @@ import pytest
 import distcache
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.megatron.names import Naming
-from distcache.node.localize import localize
-from distcache.node.records import LocalizeOptions
 from distcache.node.store import (
     Store,
     existing_store,
@@ -23,24 +21,22 @@ from distcache.node.store import (
     required_directory,
 )
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
-from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.storage.space import filesystem_type, space_at
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.processes import start
 
 
 def stage(cache: Path, root: Path, **options: Any) -> str:
     """Localize, and return the copy's path."""
-    wanted = LocalizeOptions(directory=str(root), **options)
-    return localize(SerialCommunicator(), cache, wanted).nodes[0].cache
+    return here.localize(cache, root, **options).nodes[0].cache
 
 
 @pytest.fixture
 def caches(blend_config: dict[str, Any], shared: Path) -> list[Path]:
     """Three caches of the same corpora."""
     return [
-        Path(build_here({**blend_config, "seed": seed}, shared, f"c{seed}").path)
+        Path(here.build({**blend_config, "seed": seed}, shared, f"c{seed}").path)
         for seed in range(3)
     ]
 

@@ -21,8 +21,8 @@ from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.mpi.test_localize import fail_alike, on_nodes
 from tests.objects.training import train
+from tests.support import here
 from tests.support.buckets import config_of, name_of, put_cache
-from tests.support.caches import build_here
 from tests.support.processes import DISTCACHE, LIMIT, clean_environment, launch, start
 from tests.support.scripted_s3 import Request, ScriptedS3
 from tests.support.waiting import wait_until
@@ -35,7 +35,7 @@ SUFFIXES = (".h5", ".idx", ".bin")
 @pytest.fixture
 def cache(blend_config: dict[str, Any], shared: Path) -> Path:
     """A cache."""
-    return Path(build_here(blend_config, shared, "c").path)
+    return Path(here.build(blend_config, shared, "c").path)
 
 
 @pytest.fixture

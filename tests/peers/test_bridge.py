@@ -21,7 +21,7 @@ from distcache.megatron.training_options import Training
 from tests.peers import bridge
 from tests.peers.megatron import alone, build_with_megatron
 from tests.peers.test_samples import require_equal
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import LENGTHS, write_lengths
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -70,7 +70,7 @@ def datasets_of(found: Any) -> Any:
 
 def test_samples_are_megatrons(fields: dict[str, Any], tmp_path: Path) -> None:
     """Samples are Megatron's in every split, through Megatron-Bridge's own loaders."""
-    cache = Path(build_here(fields, tmp_path / "shared", "c").path)
+    cache = Path(here.build(fields, tmp_path / "shared", "c").path)
     options = {"eod_mask_loss": True, "create_attention_mask": False}
     theirs = build_with_megatron(config_from_mapping(fields), tmp_path / "theirs", 7, 7, **options)
     configuration = provided(cache)
@@ -91,7 +91,7 @@ def test_samples_are_megatrons(fields: dict[str, Any], tmp_path: Path) -> None:
 def test_a_cache_for_something_else(fields: dict[str, Any], tmp_path: Path) -> None:
     """It is an error, but for more samples where the order need not be Megatron's."""
     fields["samples"] = SAMPLES | {"train": 121}
-    cache = Path(build_here(fields, tmp_path / "shared", "c").path)
+    cache = Path(here.build(fields, tmp_path / "shared", "c").path)
     with pytest.raises(ConfigError, match=r"samples\.train is 121 in the cache"):
         datasets_of(provided(cache))
     assert len(datasets_of(provided(cache, exact=False))[0]) >= 120
@@ -122,7 +122,7 @@ def test_counts_are_bridges() -> None:
 
 def test_the_example(fields: dict[str, Any], tmp_path: Path) -> None:
     """The example gives a configuration the datasets of a cache."""
-    cache = build_here(fields, tmp_path / "shared", "c").path
+    cache = here.build(fields, tmp_path / "shared", "c").path
     example = runpy.run_path(str(EXAMPLES / "bridge.py"))
     configuration = SimpleNamespace(
         model=SimpleNamespace(seq_length=32), rng=SimpleNamespace(seed=9), dataset=None

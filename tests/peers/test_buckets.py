@@ -15,8 +15,8 @@ import pytest
 import distcache
 from distcache.storage.place import GAP_BYTES
 from tests.peers.options import flags_in
+from tests.support import here
 from tests.support.buckets import put_cache
-from tests.support.caches import build_here
 from tests.support.corpora import LENGTHS, write_lengths
 from tests.support.processes import LIMIT, clean_environment, start
 from tests.support.scripted_s3 import ScriptedS3
@@ -45,7 +45,7 @@ def fields(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def cache(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache."""
-    return Path(build_here(fields, tmp_path_factory.mktemp("shared"), "c").path)
+    return Path(here.build(fields, tmp_path_factory.mktemp("shared"), "c").path)
 
 
 @pytest.fixture(scope="module")

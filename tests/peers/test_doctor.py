@@ -14,8 +14,7 @@ from distcache.launch.doctor.training import ExpectedFile, examine_training
 from distcache.megatron.export import export
 from distcache.megatron.options import config_from_options
 from tests.peers.megatron import RELEASE
-from tests.support import texts
-from tests.support.caches import build_here
+from tests.support import here, texts
 from tests.support.corpora import LENGTHS, write_lengths
 from tests.support.processes import start
 
@@ -157,7 +156,7 @@ def test_what_packed_rows_need(small: dict[str, str], tmp_path: Path) -> None:
         "tokenizer": config.tokenizer, "order": "packed",
     }  # fmt: skip
     out = tmp_path / "out"
-    export(open_cache(build_here(fields, tmp_path / "shared").path), out)
+    export(open_cache(here.build(fields, tmp_path / "shared").path), out)
     problems, files = ask(out, words)
     assert all(file.there for file in files)
     assert any("training needs one of --eod-mask-loss" in text for text in problems)

@@ -12,21 +12,18 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, processors
 
-from distcache.edit.copy_corpora import copy_corpora
 from distcache.megatron.tokenizers import MegatronTokenizer
-from distcache.ranks.communicator import SerialCommunicator
 from tests.edit.test_copy_corpora import write_multimodal
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens
 from tests.peers.megatron import RELEASE, DType, IndexedDataset, IndexedDatasetBuilder
 from tests.peers.tokenizers import build_tokenizer
-from tests.support import texts
+from tests.support import here, texts
 from tests.support.corpora import LENGTHS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-ALONE = SerialCommunicator()
 OPTIONS = [(False, "plain"), (True, "plain"), (True, "lists")]
 
 
@@ -161,7 +158,7 @@ def test_merging_is_megatrons_own(
     prefixes = [corpora[name] for name in ("plain", "holes", "second")]
     if multimodal:
         prefixes = [write_multimodal(tmp_path / name, LENGTHS[name]) for name in ("plain", "holes")]
-    copy_corpora(ALONE, prefixes, str(tmp_path / "ours"))
+    here.merge(prefixes, tmp_path / "ours")
     builder = IndexedDatasetBuilder(
         str(tmp_path / "theirs.bin"), dtype=np.uint16, multimodal=multimodal
     )
@@ -174,7 +171,7 @@ def test_merging_is_megatrons_own(
 def test_megatron_reads_what_was_converted(tmp_path: Path) -> None:
     """A multimodal pair without its modes."""
     pictures = write_multimodal(tmp_path / "pictures", LENGTHS["plain"])
-    copy_corpora(ALONE, [pictures], str(tmp_path / "text"), drop_modes=True, kind="convert")
+    here.convert(pictures, tmp_path / "text", drop_modes=True)
     with_modes = IndexedDataset(pictures, multimodal=True, mmap=True)
     without = IndexedDataset(str(tmp_path / "text"), multimodal=False, mmap=True)
     for place in range(len(without)):

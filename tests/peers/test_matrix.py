@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.builder.run import build
 from distcache.cache import open_cache
 from distcache.errors import ConfigError
 from distcache.megatron.export import export
-from distcache.ranks.communicator import SerialCommunicator
 from tests.peers.matrix import configuration
 from tests.peers.megatron import alone, build_with_megatron, selected
 from tests.plan.test_make import plan_of
+from tests.support import here
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -45,10 +44,11 @@ def test_enough_of_the_matrix_is_built(corpora: dict[str, str]) -> None:
 @pytest.mark.parametrize("number", selected(MATRIX))
 def test_matrix(number: int, corpora: dict[str, str], tmp_path: Path) -> None:
     """What Megatron builds, distcache exports to the byte; what it refuses, Megatron fails at."""
-    config = config_from_mapping(configuration(number, corpora))
+    fields = configuration(number, corpora)
+    config = config_from_mapping(fields)
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     try:
-        outcome = build(SerialCommunicator(), config, tmp_path / "shared")
+        outcome = here.build(fields, tmp_path / "shared")
     except ConfigError as error:
         if any("never finish" in problem for problem in error.problems):
             return  # Megatron would loop

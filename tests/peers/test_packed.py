@@ -24,7 +24,7 @@ from distcache.train.open import open_cache
 from tests.node.agents import run
 from tests.peers.megatron import OPTIONS, alone, build_with_megatron
 from tests.peers.test_samples import Judge, require_equal
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpus
 
 with warnings.catch_warnings():
@@ -115,7 +115,7 @@ def fields_of(case: str, corpora: list[str]) -> dict[str, Any]:
 def test_every_sample_is_read(case: str, way: str, corpora: list[str], tmp_path: Path) -> None:
     """Tokens, labels, loss masks, positions, and the bounds of documents; nothing is built."""
     fields = fields_of(case, corpora)
-    path = build_here(fields, tmp_path / "caches").path
+    path = here.build(fields, tmp_path / "caches").path
     directory, wanted = tmp_path / "out", config_from_mapping(fields)
     if way == "export":
         export(open_file(path), directory)
@@ -190,7 +190,7 @@ def test_random_caches(tmp_path: Path) -> None:
         directory.mkdir()
         fields, _ = random_case(random, directory)
         try:
-            path = build_here(fields, directory).path
+            path = here.build(fields, directory).path
         except ConfigError as error:  # no document fits, or a surplus is too small
             if not any(reason in str(error) for reason in ("longer: drop", "surplus", "whole")):
                 raise

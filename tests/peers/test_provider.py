@@ -28,16 +28,12 @@ from distcache.errors import ConfigError
 from distcache.launch.doctor.training import examine_training
 from distcache.megatron.command_line import megatron_words
 from distcache.megatron.options import config_from_options
-from distcache.node.localize import localize
-from distcache.node.records import LocalizeOptions
-from distcache.ranks.communicator import SerialCommunicator
 from tests.peers.megatron import OPTIONS, RELEASE, alone, build_with_megatron
 from tests.peers.test_samples import require_equal
 from tests.peers.training import parse, samples_of
-from tests.support import texts
+from tests.support import here, texts
 from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.buckets import put_cache
-from tests.support.caches import build_here
 from tests.support.corpora import write_corpus
 from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
@@ -181,7 +177,7 @@ def test_orders_that_megatron_has_not(
     }  # fmt: skip
     if "phases" in more:
         fields |= {"blend": corpora, "samples": fields["samples"] | {"train": 0}}
-    path = build_here(fields | more, tmp_path / "shared").path
+    path = here.build(fields | more, tmp_path / "shared").path
     start_training(words)
     train, valid, _ = training.build_train_valid_test_datasets(distcache.megatron.provider(path))
     cache = distcache.open(path)
@@ -277,7 +273,7 @@ def test_from_a_bucket(corpora: list[str], tmp_path: Path, monkeypatch: pytest.M
     start_training(words)
     with ScriptedS3() as server, fresh_process_of_buckets(monkeypatch, server.environment):
         url, store = put_cache(server, cache), tmp_path / "store"
-        localize(SerialCommunicator(), url, LocalizeOptions(directory=str(store)))
+        here.localize(url, store)
         remote = distcache.megatron.provider(url, store)
         ours = training.build_train_valid_test_datasets(remote)
         theirs = training.build_train_valid_test_datasets(distcache.megatron.provider(cache))

@@ -17,7 +17,7 @@ from distcache.errors import ConfigError
 from distcache.train.dataset import CachedDataset
 from distcache.train.open import open_cache
 from tests.peers.megatron import OPTIONS, alone, build_with_megatron, selected
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpus
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -127,7 +127,7 @@ def pairs(
     fields = fields_of(name, texts)
     config = config_from_mapping(fields)
     theirs = build_with_megatron(config, tmp_path / "theirs", EOD, pad, **options)
-    cache = open_cache(build_here(fields, tmp_path / "shared").path)
+    cache = open_cache(here.build(fields, tmp_path / "shared").path)
     found = 0
     for split, dataset in zip(("train", "valid", "test"), theirs, strict=True):
         if dataset is not None:
@@ -195,7 +195,7 @@ def test_validation_sets_of_their_own(texts: dict[str, str], tmp_path: Path) -> 
     }
     config = config_from_mapping(fields)
     theirs = build_with_megatron(config, tmp_path / "theirs", EOD, create_attention_mask=False)
-    cache = open_cache(build_here(fields, tmp_path / "shared").path)
+    cache = open_cache(here.build(fields, tmp_path / "shared").path)
     assert len(theirs[1]) == 3
     for number, dataset in enumerate(theirs[1]):
         ours = cache.dataset("valid", number)

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support import here
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from streaming import LocalDataset, MDSWriter
     from streaming.base.util import merge_index
 
-from tests.support.mds_corpora import documents_of, index
+from tests.support.mds_corpora import documents_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -56,7 +58,7 @@ def test_tokens_as_streaming_reads_them(encoding: str, codec: str | None, tmp_pa
     documents = draw(encoding)
     hashes = ["sha1", "xxh3_128", "xxh64"]
     write(tmp_path / "data", encoding, documents, compression=codec, hashes=hashes)
-    index(tmp_path / "data", tmp_path / "c", dtype=KINDS[encoding][1], vocabulary=50_000)
+    here.index(tmp_path / "data", tmp_path / "c", dtype=KINDS[encoding][1], vocabulary=50_000)
     found = documents_of(tmp_path / "c")
     assert found == [document.tolist() for document in documents]
     if codec is None:
@@ -73,7 +75,7 @@ def test_a_merged_index(tmp_path: Path) -> None:
     for k, documents in enumerate(parts):
         write(tmp_path / "data" / str(k), "ndarray:int32", documents, compression="zstd")
     merge_index(str(tmp_path / "data"), keep_local=True)
-    index(tmp_path / "data", tmp_path / "c")
+    here.index(tmp_path / "data", tmp_path / "c")
     found = documents_of(tmp_path / "c")
     expected = [[document.tolist() for document in documents] for documents in parts]
     assert found in (expected[0] + expected[1], expected[1] + expected[0])
@@ -98,7 +100,7 @@ def test_rows_of_every_encoding(tmp_path: Path) -> None:
     with MDSWriter(out=str(tmp_path / "data"), columns=columns, compression="zstd") as writer:
         for _ in range(5):
             writer.write({name: value for name, (_, value) in values.items()})
-    receipt = index(tmp_path / "data", tmp_path / "c", column="")
+    receipt = here.index(tmp_path / "data", tmp_path / "c", column="")
     rows = documents_of(tmp_path / "c")
     assert receipt.sequences == 5
     assert all(row == rows[0] for row in rows)

@@ -13,18 +13,13 @@ import pytest
 from torch.utils.data import DataLoader
 
 import distcache
-from distcache.edit.index_mds import index_mds
-from distcache.edit.mds_scan import MdsOptions
-from distcache.edit.select import SelectOptions, select
-from distcache.edit.selection import Selection
 from distcache.errors import NotReady
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer
-from distcache.ranks.communicator import SerialCommunicator
 from tests.peers.megatron import RELEASE, alone
 from tests.peers.options import datasets_of, flags_in
 from tests.peers.test_samples import require_equal
 from tests.peers.tokenizers import ask_megatron
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import LENGTHS, write_lengths
 from tests.support.mds_writer import write_mds
 from tests.support.processes import start
@@ -76,8 +71,7 @@ def configuration(kind: str, corpora: dict[str, str]) -> dict[str, Any]:
 def _view(entry: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of a blend with a selection of its corpus."""
     out = f"{entry['path']}-view"
-    chosen = Selection(sample=0.7, min_length=9)
-    select(SerialCommunicator(), entry["path"], out, SelectOptions(chosen))
+    here.select(entry["path"], out, sample=0.7, min_length=9)
     return {**entry, "path": out}
 
 
@@ -86,7 +80,7 @@ def _shards(entry: dict[str, Any]) -> dict[str, Any]:
     out = f"{entry['path']}-shards"
     samples = [{"tokens": tokens} for tokens, *_ in read_corpus(entry["path"])]
     data = write_mds(Path(f"{out}-data"), {"tokens": "ndarray:uint16"}, samples, codec="zstd")
-    index_mds(SerialCommunicator(), [str(data)], out, MdsOptions())
+    here.index([data], out)
     return {**entry, "path": out}
 
 
@@ -106,7 +100,7 @@ def test_megatron_trains_from_the_store(
     if missing == "tokenizer":
         del fields["tokenizer"]
     shared, root = tmp_path / "shared", tmp_path / "local"
-    cache = Path(build_here(fields, shared, "c").path)
+    cache = Path(here.build(fields, shared, "c").path)
     described = tmp_path / "description.txt"
     described.write_text(json.dumps({"tokenizer": TOKENIZER}))
     words = ["localize", cache, "--store", root, "--megatron"]
@@ -140,7 +134,7 @@ def test_megatron_trains_from_the_store(
 def test_a_missing_file_is_an_error(kind: str, small: dict[str, str], tmp_path: Path) -> None:
     """With the options as printed; without them Megatron would build it again, on one rank."""
     fields = configuration(kind, small)
-    cache = Path(build_here(fields, tmp_path / "shared", "c").path)
+    cache = Path(here.build(fields, tmp_path / "shared", "c").path)
     done = start(["export", cache, "--out", tmp_path / "out"])
     flags = shlex.split(done.stdout.replace("\\\n", " "), comments=True)
     assert ("--dataloader-fast-cache-load" in flags) == (kind == "per split")
@@ -172,7 +166,7 @@ def test_names_of_a_release(
     """Of a cache that another release's names were meant for: all found, none written."""
     other = RELEASES[0 if RELEASES[-1] == RELEASE else -1]
     fields = configuration(kind, small) | {"tokenizer": {"megatron": other, **tokenizer}}
-    cache = Path(build_here(fields, tmp_path / "shared", "c").path)
+    cache = Path(here.build(fields, tmp_path / "shared", "c").path)
     releases = f"{other},{RELEASE}"
     done = start(["localize", cache, "--store", tmp_path / "local", "--megatron", releases])
     assert done.returncode == 0, done.stderr
@@ -188,7 +182,7 @@ def test_wide_tokens_are_left_to_the_tokenizer(tmp_path: Path) -> None:
     """With 4 bytes a token, Megatron is right only for large vocabularies: that is a note."""
     corpus = write_lengths(tmp_path / "wide", LENGTHS["plain"], "i4")
     fields = {"sequence_length": 32, "split": "9,1,0", "blend": [corpus], "tokenizer": TOKENIZER}
-    cache = build_here(fields, tmp_path / "shared").path
+    cache = here.build(fields, tmp_path / "shared").path
     done = start(["localize", cache, "--store", tmp_path / "local", "--megatron"])
     assert "--per-dataset-sequences-path" not in flags_in(done.stdout)
     assert "if the tokenizer has more than 65536 tokens, add" in done.stdout

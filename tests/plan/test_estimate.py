@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcache.builder.configuration import config_from_mapping
-from distcache.builder.prepare import agree_on_plan
 from distcache.plan.assignment import Estimate, assign, estimate
 from distcache.plan.layout import make_layout
 from distcache.plan.model import SectionPlan
 from distcache.plan.packing import Packed, PackedGroup, PackingRules, group_ranges
 from distcache.plan.sizes import Cut, SectionSize
-from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.progress import NullProgress
+from tests.support import here
 
 
 def foresee(fields: dict[str, Any], ranks: int, per_node: int, threads: int = 1) -> Estimate:
     """Foresee a build of a configuration."""
-    plan = agree_on_plan(SerialCommunicator(), config_from_mapping(fields), 1, NullProgress())
+    plan = here.plan(fields)
     layout = make_layout(plan.items)
     return estimate(plan, layout, assign(plan.items, layout, ranks, threads), per_node)
 

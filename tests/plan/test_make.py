@@ -9,20 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.builder.configuration import config_from_mapping
-from distcache.builder.prepare import agree_on_plan
 from distcache.errors import ConfigError
 from distcache.plan.config import Config
 from distcache.plan.model import Plan
-from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.progress import NullProgress
+from tests.support import here
 from tests.support.corpora import LENGTHS, write_corpus, write_lengths
 
 
 def plan_of(config: Config | dict[str, Any]) -> Plan:
     """Examine the corpora of a configuration and make its plan."""
-    decoded = config if isinstance(config, Config) else config_from_mapping(config)
-    return agree_on_plan(SerialCommunicator(), decoded, 1, NullProgress())
+    return here.plan(config)
 
 
 def problems_of(config: dict[str, Any]) -> tuple[str, ...]:

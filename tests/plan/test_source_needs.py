@@ -13,7 +13,8 @@ from distcache.builder.configuration import config_from_mapping
 from distcache.plan.problems import plan_warnings
 from distcache.plan.source_needs import shard_needs
 from tests.plan.test_make import plan_of
-from tests.support.mds_corpora import fields_of, index, write_tokens
+from tests.support import here
+from tests.support.mds_corpora import fields_of, write_tokens
 from tests.support.mds_writer import write_mds
 from tests.support.processes import start
 
@@ -22,8 +23,8 @@ def test_needs_of_shards(tmp_path: Path) -> None:
     """Compressed ones take their raw bytes on a node, raw ones none; files are those of samples."""
     packed = write_tokens(tmp_path / "packed", codec="zstd")
     raw = write_tokens(tmp_path / "raw")
-    index(packed, tmp_path / "a")
-    index(raw, tmp_path / "b")
+    here.index(packed, tmp_path / "a")
+    here.index(raw, tmp_path / "b")
     fields = fields_of(str(tmp_path / "a"), str(tmp_path / "b"))
     needs = shard_needs(plan_of(config_from_mapping(fields)))
     assert needs is not None
@@ -56,7 +57,7 @@ def test_sequences_of_one_length(
 ) -> None:
     """They are samples one to one without the extra token, if samples are as long."""
     samples = [{"tokens": np.arange(64, dtype=np.int32)} for _ in range(20)]
-    index(write_mds(tmp_path / "mds", {"tokens": "ndarray:int32"}, samples), tmp_path / "c")
+    here.index(write_mds(tmp_path / "mds", {"tokens": "ndarray:int32"}, samples), tmp_path / "c")
     fields = {
         "sequence_length": length,
         "split": "1,0,0",

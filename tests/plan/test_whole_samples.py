@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.builder.prepare import agree_on_plan
 from distcache.plan.problems import plan_warnings
-from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.progress import NullProgress
+from tests.support import here
 from tests.support.corpora import write_lengths
 
 
 def hints(fields: dict[str, Any]) -> list[str]:
     """Return the warnings that name the extra token."""
     config = config_from_mapping(fields)
-    plan = agree_on_plan(SerialCommunicator(), config, 1, NullProgress())
+    plan = here.plan(config)
     return [text for text in plan_warnings(config, plan) if "add_extra_token" in text]
 
 

@@ -20,7 +20,8 @@ from distcache.ranks.owner import OWNER
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import claim
 from distcache.storage.timeouts import limits
-from tests.support.caches import build_here, workspace_of
+from tests.support import here
+from tests.support.caches import workspace_of
 
 
 class Notes(NullProgress):
@@ -118,7 +119,7 @@ def test_a_builder_that_publishes_is_waited_for(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """The cache that appears is the outcome."""
-    built = build_here(blend_config, tmp_path / "elsewhere")
+    built = here.build(blend_config, tmp_path / "elsewhere")
     final = shared / "x.h5"
     other = workspace_of(final)
     assert other.take()
@@ -138,14 +139,14 @@ def test_what_a_killed_publication_left_is_swept(
     blend_config: dict[str, Any], shared: Path
 ) -> None:
     """Once the cache exists; what is somebody's own stays."""
-    build_here(blend_config, shared, "x")
+    here.build(blend_config, shared, "x")
     left = workspace_of(shared / "x.h5")
     assert left.take()
     left.prepare("key")
     left.release()
     backup = shared / ".x.h5.building-mybackup"
     backup.mkdir()
-    assert build_here(blend_config, shared, "x").reused
+    assert here.build(blend_config, shared, "x").reused
     assert not left.path.exists()
     assert backup.exists()
 

@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.edit.copy_corpora import copy_corpora
 from distcache.errors import DistcacheError
-from distcache.ingest.inputs import TokenOptions
-from distcache.ingest.pipeline import ingest
-from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.heartbeat import read_beat
 from distcache.ranks.owner import OWNER
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import Workspace
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_lengths
 from tests.support.texts import write_shard
 
@@ -60,13 +56,13 @@ def test_a_job(
     noting(monkeypatch, "prepare", found)
     noting(monkeypatch, "publish", found)
     if command == "build":
-        build_here(blend_config, tmp_path, "c")
+        here.build(blend_config, tmp_path, "c")
     elif command == "ingest":
         path = write_shard(tmp_path / "a.parquet", [[1, 2, 3], [4]])
-        ingest(SerialCommunicator(), [str(path)], str(tmp_path / "out"), TokenOptions())
+        here.ingest_tokens([path], tmp_path / "out")
     else:
         write_lengths(tmp_path / "a", np.array([3, 4]))
-        copy_corpora(SerialCommunicator(), [str(tmp_path / "a")] * 2, str(tmp_path / "out"))
+        here.merge([str(tmp_path / "a")] * 2, tmp_path / "out")
     assert found == {"prepare": True, "publish": True}
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
 
@@ -88,7 +84,7 @@ def test_a_build_that_was_taken_over(blend_config: dict[str, Any], shared: Path)
     """Publishes nothing, and removes nothing: the other one continues."""
     workspace = shared / ".c.h5.building"
     with pytest.raises(DistcacheError, match="taken it over"):
-        build_here(blend_config, shared, "c", progress=TakenOver("publishing", workspace))
+        here.build(blend_config, shared, "c", progress=TakenOver("publishing", workspace))
     assert not (shared / "c.h5").exists()
     assert (workspace / "data").exists()
     assert (workspace / OWNER).read_bytes() == b"another\n"

@@ -12,13 +12,8 @@ from distcache.corpus import open_idx
 from distcache.corpus.mds.index_json import CODECS
 from distcache.corpus.mds.shard_table import ALIGNMENT, read_table
 from distcache.corpus.mds.stored_shard import StoredShard, raw_pieces
-from distcache.corpus.receipt import Receipt
-from distcache.edit.index_mds import index_mds
-from distcache.edit.mds_scan import MdsOptions
-from distcache.ranks.communicator import SerialCommunicator
 from tests.support.mds_writer import write_mds
 
-ALONE = SerialCommunicator()
 RNG = np.random.default_rng(20261123)
 DOCUMENTS = [RNG.integers(0, 60_000, size) for size in RNG.integers(1, 400, 40)]
 
@@ -34,12 +29,6 @@ def write_tokens(
         samples.append({"a": "x" * (number % 5), "tokens": value, "z": number})
     columns = {"a": "str", "tokens": encoding, "z": "int"}
     return write_mds(directory, columns, samples, **options)
-
-
-def index(directory: Path | list[Path], out: Path, **options: Any) -> Receipt:
-    """Index with one rank."""
-    some = directory if isinstance(directory, list) else [directory]
-    return index_mds(ALONE, list(map(str, some)), str(out), MdsOptions(**options))
 
 
 def fields_of(*prefixes: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from distcache.corpus import write_idx
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.processes import clean_environment, start
 
 pytestmark = pytest.mark.mpi
@@ -53,7 +53,7 @@ def localize(cache: Path, root: Path) -> dict[str, str]:
 
 def test_a_model_trains(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
     """All ranks from the local copy, in one global order; the loss falls."""
-    cache = Path(build_here(blend_config, shared, "c").path)
+    cache = Path(here.build(blend_config, shared, "c").path)
     environment = localize(cache, tmp_path / "local")
     done = torchrun("distcache", cache, 30, timeout=20, environment=environment)
     assert done.returncode == 0, done.stderr
@@ -72,8 +72,8 @@ def test_ranks_that_read_another_cache_are_named(
     blend_config: dict[str, Any], shared: Path
 ) -> None:
     """Ranks that read another cache are named on all ranks, in one small collective."""
-    cache = build_here(blend_config, shared, "c").path
-    other = build_here({**blend_config, "seed": 1}, shared, "other").path
+    cache = here.build(blend_config, shared, "c").path
+    other = here.build({**blend_config, "seed": 1}, shared, "other").path
     ranks = lines(torchrun("agree", cache, other, 2, timeout=20))
     assert len(ranks) == RANKS
     assert not any(line["agreed"] for line in ranks)
@@ -84,7 +84,7 @@ def test_ranks_that_read_another_cache_are_named(
 @pytest.mark.more
 def test_a_rank_that_cannot_open_the_cache(blend_config: dict[str, Any], shared: Path) -> None:
     """It says why; the others name it, and none waits for it."""
-    cache = build_here(blend_config, shared, "c").path
+    cache = here.build(blend_config, shared, "c").path
     ranks = lines(torchrun("open", cache, shared / "none.h5", 1, timeout=20))
     assert [line["key"] for line in ranks] == [None] * RANKS
     problems = [line["problem"] for line in ranks]

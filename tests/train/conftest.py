@@ -7,21 +7,18 @@ from typing import Any
 
 import pytest
 
-from distcache.node.localize import localize
-from distcache.node.records import LocalizeOptions
-from distcache.ranks.communicator import SerialCommunicator
-from tests.support.caches import build_here
+from tests.support import here
 
 
 @pytest.fixture
 def cache(blend_config: dict[str, Any], shared: Path) -> Path:
     """A shared cache."""
-    return Path(build_here(blend_config, shared, "c").path)
+    return Path(here.build(blend_config, shared, "c").path)
 
 
 @pytest.fixture
 def store(cache: Path, tmp_path: Path) -> Path:
     """The store of a node that has a copy of it."""
     root = tmp_path / "local"
-    localize(SerialCommunicator(), cache, LocalizeOptions(directory=str(root)))
+    here.localize(cache, root)
     return root

@@ -12,7 +12,7 @@ import torch
 
 import distcache
 from distcache.errors import ConfigError
-from tests.support.caches import build_here
+from tests.support import here
 from tests.train.test_rows import count_of, fields_of, write_rows
 
 
@@ -20,7 +20,7 @@ from tests.train.test_rows import count_of, fields_of, write_rows
 def rows(tmp_path: Path) -> Any:
     """Rows of two corpora."""
     prefixes = [write_rows(tmp_path, name) for name in ("speech", "music")]
-    built = build_here(fields_of(*prefixes), tmp_path / "caches")
+    built = here.build(fields_of(*prefixes), tmp_path / "caches")
     return distcache.open(built.path).rows("train", map=count_of)
 
 

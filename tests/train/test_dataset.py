@@ -20,7 +20,7 @@ from distcache.cache import open_cache
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError, DistcacheError, NotReady
 from distcache.node.store import Store
 from distcache.node.upkeep import list_store
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpus, write_lengths
 
 
@@ -79,7 +79,7 @@ def test_a_cache_that_was_built_anew_is_not_taken_for_its_copy(
 ) -> None:
     """Under the same name there is another one now."""
     cache.unlink()
-    build_here({**blend_config, "seed": 4}, cache.parent, "c")
+    here.build({**blend_config, "seed": 4}, cache.parent, "c")
     with pytest.warns(distcache.SharedFileWarning):
         assert not distcache.open(cache, local=store).is_local
 
@@ -207,7 +207,7 @@ def test_a_file_of_another_length_is_an_error(
     for suffix in (".idx", ".bin"):
         shutil.copy(blend_config["blend"][0]["path"] + suffix, own + suffix)
     fields = {**blend_config, "blend": [{"path": own, "weight": 1.0}]}
-    cache = distcache.open(build_here(fields, shared).path)
+    cache = distcache.open(here.build(fields, shared).path)
     reading_on = cache.dataset("train")
     assert len(reading_on[0]["tokens"]) == 32
     size = os.stat(own + ".bin").st_size
@@ -220,7 +220,7 @@ def test_a_file_of_another_length_is_an_error(
 
 def test_arrays_that_lead_outside_are_an_error(blend_config: dict[str, Any], shared: Path) -> None:
     """Not a crash: no number of a file is trusted."""
-    path = Path(build_here(blend_config, shared).path)
+    path = Path(here.build(blend_config, shared).path)
     view = open_cache(path).arrays("sections", 0)["document_index"]
     path.chmod(0o644)
     with open(path, "r+b") as stream:
@@ -236,7 +236,7 @@ def test_a_dataset_that_is_not_there_is_an_error(
     blend_config: dict[str, Any], shared: Path, member: int
 ) -> None:
     """Nor is a negative number treated as one counted from the end."""
-    path = Path(build_here(blend_config, shared).path)
+    path = Path(here.build(blend_config, shared).path)
     view = open_cache(path).arrays("blends", 0)["dataset_index"]
     path.chmod(0o644)
     with open(path, "r+b") as stream:
@@ -251,7 +251,7 @@ def test_tokens_of_another_type_are_refused(shared: Path, tmp_path: Path) -> Non
     prefix = str(tmp_path / "floats")
     write_corpus(prefix, [np.arange(90, dtype="f4")], "f4")
     fields = {"sequence_length": 8, "split": "1,0,0", "blend": [prefix], "tokenizer": {}}
-    dataset = distcache.open(build_here(fields, shared).path).dataset("train")
+    dataset = distcache.open(here.build(fields, shared).path).dataset("train")
     with pytest.raises(CorpusError, match="type code 7, expected an integer type"):
         dataset[0]
 
@@ -265,7 +265,7 @@ def test_a_mapped_file_that_shrinks(
     lengths = np.full(20_000, 5)
     prefix = write_lengths(tmp_path / "own" / "corpus", lengths)
     fields = {**blend_config, "blend": [prefix], "samples": {"train": 20_000}}
-    cache = Path(build_here(fields, shared, "c").path)
+    cache = Path(here.build(fields, shared, "c").path)
     opened = distcache.open(cache)
     train = opened.dataset("train")
     assert train[0]["tokens"].shape == (32,)
@@ -285,7 +285,7 @@ def test_who_forgets_a_damaged_index_first(
     (tmp_path / "own").mkdir()
     prefix = write_lengths(tmp_path / "own" / "corpus", np.full(20_000, 5))
     fields = {**blend_config, "blend": [prefix], "samples": {"train": 20_000}}
-    train = distcache.open(Path(build_here(fields, shared, "c").path)).dataset("train")
+    train = distcache.open(Path(here.build(fields, shared, "c").path)).dataset("train")
     for index in range(2):  # the first read examines what it has opened, and opens it again
         assert train[index]["tokens"].shape == (32,)
     split = train._here().split

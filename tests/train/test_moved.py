@@ -15,7 +15,7 @@ import distcache
 from distcache.cache.corpus_places import moves_between, moves_from, prefix_renamer
 from distcache.errors import ConfigError, NotReady
 from distcache.ranks.progress import NullProgress
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_lengths
 from tests.support.processes import start
 
@@ -30,7 +30,7 @@ def moved(tmp_path: Path) -> tuple[Path, Path, Path]:
         (old / "sub").mkdir(parents=True, exist_ok=True)
         write_lengths(old / "sub" / name, np.full(40, 30 + place))
     blend = [f"{old}/sub/a", f"{old}/sub/b"]
-    cache = build_here({**CONFIG, "blend": blend}, tmp_path / "caches", "c")
+    cache = here.build({**CONFIG, "blend": blend}, tmp_path / "caches", "c")
     old.rename(new)
     return Path(cache.path), old, new
 
@@ -91,7 +91,7 @@ def test_a_build_that_finds_the_cache_says_how_it_is_read(
         def note(self, text: str) -> None:
             notes.append(text)
 
-    found = build_here({**CONFIG, "blend": blend}, cache.parent, "c", progress=Noting())
+    found = here.build({**CONFIG, "blend": blend}, cache.parent, "c", progress=Noting())
     assert found.reused
     assert any(f"DISTCACHE_PREFIX={old}={new}" in note for note in notes)
     monkeypatch.setenv("DISTCACHE_PREFIX", f"{old}={new}")

@@ -15,7 +15,7 @@ import pytest
 
 import distcache
 from distcache.errors import ConfigError
-from tests.support.caches import build_here
+from tests.support import here
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -27,7 +27,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.fixture
 def cache(blend_config: dict[str, Any], shared: Path) -> str:
     """A cache of a blend."""
-    return str(build_here(blend_config, shared, "c").path)
+    return str(here.build(blend_config, shared, "c").path)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -14,9 +14,9 @@ from distcache.errors import ConfigError
 from distcache.train.sampler import ResumableSampler
 from tests.builder import test_phases
 from tests.builder.test_packed import LENGTH, fields_of, rows_of
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import LENGTHS, write_corpus, write_lengths
-from tests.support.mds_corpora import index, write_tokens
+from tests.support.mds_corpora import write_tokens
 
 
 def test_what_a_loader_reads(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_what_a_loader_reads(tmp_path: Path) -> None:
     documents = [np.append(np.arange(1, n) + 1000 * d, 0) for d, n in enumerate(lengths, 1)]
     prefix = str(tmp_path / "c")
     write_corpus(prefix, documents, "u2")
-    path = build_here(fields_of(prefix, samples={"train": 12}), tmp_path / "caches").path
+    path = here.build(fields_of(prefix, samples={"train": 12}), tmp_path / "caches").path
     dataset = distcache.open(path).dataset("train", eod=0, pad=7, eod_mask_loss=True)
     cache = open_cache(path)
     order = cache.read(cache.arrays("sections", 0)["shuffle_index"])
@@ -63,7 +63,7 @@ def test_a_blend_with_validation(tmp_path: Path) -> None:
         "samples": {"train": 3000, "valid": 200, "test": 0},
         "blend": [{"path": path, "weight": 1.0 + n} for n, path in enumerate(corpora.values())],
     }
-    cache = distcache.open(build_here(fields, tmp_path / "caches").path)
+    cache = distcache.open(here.build(fields, tmp_path / "caches").path)
     train, valid = cache.dataset("train"), cache.dataset("valid")
     assert len(train) == 3000
     assert 200 <= len(valid) <= 203  # Megatron rounds each corpus up
@@ -74,8 +74,8 @@ def test_a_blend_with_validation(tmp_path: Path) -> None:
 
 def test_packed_shards(tmp_path: Path) -> None:
     """Samples have the tokens of their documents, out of shards."""
-    index(write_tokens(tmp_path / "mds"), tmp_path / "c")
-    path = build_here(fields_of(str(tmp_path / "c"), samples={"train": 20}), tmp_path / "k").path
+    here.index(write_tokens(tmp_path / "mds"), tmp_path / "c")
+    path = here.build(fields_of(str(tmp_path / "c"), samples={"train": 20}), tmp_path / "k").path
     dataset = distcache.open(path).dataset("train")
     lengths = open_idx(str(tmp_path / "c")).lengths
     order = open_cache(path).read(open_cache(path).arrays("sections", 0)["shuffle_index"])
@@ -88,10 +88,10 @@ def test_packed_shards(tmp_path: Path) -> None:
 def test_a_sampler_of_the_cache_that_is_continued(tmp_path: Path) -> None:
     """Its state is accepted at the sample where the other cache goes on, and nowhere else."""
     fields = test_phases.fields_of(tmp_path, test_phases.THREE)
-    old = build_here(fields, tmp_path / "caches").path
+    old = here.build(fields, tmp_path / "caches").path
     more = {"continue": {"cache": old, "samples": 777}}
     more |= {"phases": [{"samples": 200, "weights": [0, 1, 3]}]}
-    new = build_here(fields | more, tmp_path / "caches").path
+    new = here.build(fields | more, tmp_path / "caches").path
     sampler = ResumableSampler(distcache.open(new).dataset("train"), 1)
     before = distcache.open(old).dataset("train")
     sampler.load_state_dict(ResumableSampler(before, 1, consumed_samples=777).state_dict())

@@ -16,7 +16,7 @@ from distcache.corpus import bin_path, open_idx
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.errors import ConfigError
 from distcache.train.sample_arrays import SampleFields, SampleOptions, SamplePart
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.processes import start
 from tests.support.texts import documents, train_bpe, write_jsonl
 
@@ -84,7 +84,7 @@ def test_the_text_of_a_sample(tmp_path: Path) -> None:
     done = start(["ingest", "text", shard, "--tokenizer", tokenizer, "-o", corpus])
     assert done.returncode == 0, done.stderr
     fields = {"sequence_length": 8, "split": "1,0,0", "blend": [corpus]}
-    train = distcache.open(build_here(fields, tmp_path).path).dataset("train")
+    train = distcache.open(here.build(fields, tmp_path).path).dataset("train")
     text = train.text_of(0)
     library = Tokenizer.from_file(str(tokenizer))
     assert text == library.decode(train[0]["tokens"].tolist(), skip_special_tokens=False)

@@ -16,8 +16,8 @@ from distcache.corpus.mds.index_json import Columns
 from distcache.corpus.mds.row import Row, decode_value
 from distcache.errors import ConfigError, CorpusError
 from tests.node.agents import run
-from tests.support.caches import build_here
-from tests.support.mds_corpora import index, write_tokens
+from tests.support import here
+from tests.support.mds_corpora import write_tokens
 from tests.support.mds_writer import encode, write_mds
 
 KINDS = {"audio": "bytes", "text": "str", "n": "int", "tags": "json", "mel": "ndarray:float32"}
@@ -33,7 +33,7 @@ def sample(n: int, name: str) -> dict[str, Any]:
 def write_rows(tmp_path: Path, name: str, count: int = 60, codec: str = "") -> str:
     """Write and index a data set of rows, and return the prefix of the corpus."""
     samples = [sample(n, name) for n in range(count)]
-    index(
+    here.index(
         write_mds(tmp_path / f"{name}-mds", KINDS, samples, codec=codec), tmp_path / name, column=""
     )
     return str(tmp_path / name)
@@ -57,7 +57,7 @@ def test_rows_are_what_was_written(codec: str, tmp_path: Path) -> None:
     """Rows are what was written of every kind of column; compressed ones from the node's copy."""
     names = ["speech", "music"]
     prefixes = [write_rows(tmp_path, name, codec=codec) for name in names]
-    built = build_here(fields_of(*prefixes), tmp_path / "caches")
+    built = here.build(fields_of(*prefixes), tmp_path / "caches")
     local = None
     if codec:
         local = tmp_path / "local"
@@ -90,7 +90,7 @@ def count_of(row: Row) -> tuple[int, int]:
 
 def test_a_loader_maps_rows_in_its_workers(tmp_path: Path) -> None:
     """And puts them together as the user says; a state of the sampler goes on exactly."""
-    built = build_here(fields_of(write_rows(tmp_path, "speech")), tmp_path / "caches")
+    built = here.build(fields_of(write_rows(tmp_path, "speech")), tmp_path / "caches")
     rows = distcache.open(built.path).rows("train", map=count_of)
     expected = [rows[i] for i in range(len(rows))]
     assert pickle.loads(pickle.dumps(rows))[3] == expected[3]
@@ -107,7 +107,7 @@ def test_a_loader_maps_rows_in_its_workers(tmp_path: Path) -> None:
 def test_rows_and_tokens_are_not_confused(tmp_path: Path) -> None:
     """The message says how to open the other."""
     cache = distcache.open(
-        build_here(fields_of(write_rows(tmp_path, "speech")), tmp_path / "caches").path
+        here.build(fields_of(write_rows(tmp_path, "speech")), tmp_path / "caches").path
     )
     with pytest.raises(ConfigError, match=r"open it with cache\.rows"):
         cache.dataset("train")[0]
@@ -115,9 +115,9 @@ def test_rows_and_tokens_are_not_confused(tmp_path: Path) -> None:
         cache.rows("test")
     with pytest.raises(IndexError):
         cache.rows("train")[10**6]
-    index(write_tokens(tmp_path / "tokens"), tmp_path / "t")
+    here.index(write_tokens(tmp_path / "tokens"), tmp_path / "t")
     other = {"sequence_length": 8, "split": "1", "blend": [str(tmp_path / "t")]}
-    tokens = distcache.open(build_here(other, tmp_path / "caches").path)
+    tokens = distcache.open(here.build(other, tmp_path / "caches").path)
     with pytest.raises(ConfigError, match=r"open it with cache\.dataset"):
         tokens.rows("train")[0]
 

@@ -21,7 +21,7 @@ import distcache
 from distcache.errors import ConfigError, LoaderWarning
 from distcache.megatron.sampling import _Epochs
 from distcache.train.sampler import ResumableSampler, draw_permutation
-from tests.support.caches import build_here
+from tests.support import here
 
 ORDERS: list[dict[str, Any]] = [
     {"order": "sequential"},
@@ -230,7 +230,7 @@ def test_a_state_says_what_it_belongs_to(
     assert state["cache_key"] == distcache.open(cache).key
     ResumableSampler(train, 4).load_state_dict(state)
     ResumableSampler(len(train), 4).load_state_dict(state)
-    other = build_here({**blend_config, "seed": 1}, shared, "other").path
+    other = here.build({**blend_config, "seed": 1}, shared, "other").path
     with pytest.raises(ConfigError, match="cache_key is"):
         ResumableSampler(distcache.open(other).dataset("train"), 4).load_state_dict(state)
     with pytest.raises(
@@ -362,7 +362,7 @@ def test_a_larger_cache_continues_a_smaller_one(blend_config: dict[str, Any], sh
     """Where it begins with the same samples, and in the sequential order; no other does."""
     made = {
         (order, samples): distcache.open(
-            build_here(
+            here.build(
                 blend_config
                 | {"order": order, "samples": {"train": samples, "valid": 10, "test": 0}},
                 shared,

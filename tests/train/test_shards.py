@@ -14,9 +14,9 @@ import distcache
 from distcache.corpus import open_idx
 from distcache.errors import CorpusError, NotReady
 from distcache.train import reading
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpus
-from tests.support.mds_corpora import DOCUMENTS, fields_of, index, write_tokens
+from tests.support.mds_corpora import DOCUMENTS, fields_of, write_tokens
 from tests.support.mds_writer import write_mds
 
 
@@ -35,11 +35,11 @@ def plain(tmp_path: Path) -> str:
 
 def test_the_arrays_and_samples_are_those_of_a_bin(plain: str, tmp_path: Path) -> None:
     """Of raw shards, read where they lie; both kinds mix in a blend."""
-    index(write_tokens(tmp_path / "data"), tmp_path / "mds")
+    here.index(write_tokens(tmp_path / "data"), tmp_path / "mds")
     other = str(tmp_path / "other")
     write_corpus(other, [document[::-1] for document in DOCUMENTS], "i4")
     made = [
-        build_here(fields_of(prefix, other), tmp_path / "caches", name)
+        here.build(fields_of(prefix, other), tmp_path / "caches", name)
         for name, prefix in (("bin", plain), ("shards", str(tmp_path / "mds")))
     ]
     assert made[0].key != made[1].key
@@ -49,8 +49,8 @@ def test_the_arrays_and_samples_are_those_of_a_bin(plain: str, tmp_path: Path) -
 
 def test_a_bin_beside_the_table_is_preferred(plain: str, tmp_path: Path) -> None:
     """Though the shards are compressed; without it they are not ready."""
-    index(write_tokens(tmp_path / "data", codec="zstd"), tmp_path / "mds")
-    built = build_here(fields_of(str(tmp_path / "mds")), tmp_path / "caches")
+    here.index(write_tokens(tmp_path / "data", codec="zstd"), tmp_path / "mds")
+    built = here.build(fields_of(str(tmp_path / "mds")), tmp_path / "caches")
     with pytest.raises(NotReady, match=r"shard\.00000\.mds\.zstd: is compressed, and training"):
         samples_of(built.path)
     idx = open_idx(str(tmp_path / "mds"))
@@ -62,7 +62,7 @@ def test_a_bin_beside_the_table_is_preferred(plain: str, tmp_path: Path) -> None
         data = document.astype("<i4").tobytes()
         content[at : at + len(data)] = np.frombuffer(data, np.uint8)
     content.tofile(tmp_path / "mds.bin")
-    expected = build_here(fields_of(plain), tmp_path / "caches")
+    expected = here.build(fields_of(plain), tmp_path / "caches")
     assert samples_of(built.path) == samples_of(expected.path)
 
 
@@ -70,10 +70,10 @@ def test_samples_in_more_shards_than_may_be_open(
     plain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sample opens as many as it needs; batches are cut."""
-    index(write_tokens(tmp_path / "data", per_shard=1), tmp_path / "mds")
+    here.index(write_tokens(tmp_path / "data", per_shard=1), tmp_path / "mds")
     fields = fields_of(str(tmp_path / "mds")) | {"sequence_length": 2000}
-    expected = samples_of(build_here({**fields, "blend": [plain], "samples": None}, tmp_path).path)
-    built = build_here({**fields, "blend": [str(tmp_path / "mds")], "samples": None}, tmp_path)
+    expected = samples_of(here.build({**fields, "blend": [plain], "samples": None}, tmp_path).path)
+    built = here.build({**fields, "blend": [str(tmp_path / "mds")], "samples": None}, tmp_path)
     for at_once in (1, 3, 56):
         monkeypatch.setattr(reading, "FILES_PER_READER", at_once)
         dataset = distcache.open(built.path).dataset("train")
@@ -86,9 +86,9 @@ def test_few_open_files_suffice(tmp_path: Path) -> None:
     """256 of them, for a thousand shards."""
     samples = [{"tokens": np.arange(n, n + 50, dtype="i4")} for n in range(1000)]
     data = write_mds(tmp_path / "data", {"tokens": "ndarray:int32"}, samples, per_shard=1)
-    index(data, tmp_path / "mds")
+    here.index(data, tmp_path / "mds")
     fields = {"sequence_length": 500, "split": "1", "blend": [str(tmp_path / "mds")]}
-    built = build_here(fields, tmp_path / "caches")
+    built = here.build(fields, tmp_path / "caches")
     code = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -103,8 +103,8 @@ print(sum(len(dataset[i]["tokens"]) for i in range(len(dataset))))
 def test_shards_that_were_exchanged_or_cut(tmp_path: Path) -> None:
     """They are errors with the path of the shard, also when they are open."""
     data = write_tokens(tmp_path / "data")
-    index(data, tmp_path / "mds")
-    built = build_here(fields_of(str(tmp_path / "mds")), tmp_path / "caches")
+    here.index(data, tmp_path / "mds")
+    built = here.build(fields_of(str(tmp_path / "mds")), tmp_path / "caches")
     dataset = distcache.open(built.path).dataset("train")
     assert dataset[0]["tokens"].shape == (64,)
     shard = data / "shard.00003.mds"

@@ -19,7 +19,7 @@ from distcache.errors import CorpusError
 from distcache.storage.timeouts import MAX_ATTEMPTS, pause_before
 from distcache.train import reading, token_files
 from distcache.train.token_files import TokenFiles
-from tests.support.caches import build_here
+from tests.support import here
 from tests.support.corpora import write_corpus
 from tests.support.processes import clean_environment
 from tests.train.test_dataset import as_lists
@@ -116,7 +116,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "mid_level_dataset_surplus": 0.5,
         "tokenizer": {},
     }
-    return Path(build_here(fields, directory, "many").path)
+    return Path(here.build(fields, directory, "many").path)
 
 
 @pytest.mark.long
@@ -199,7 +199,7 @@ def test_a_later_part_of_a_sample_that_cannot_be_read(tmp_path: Path) -> None:
     prefix = str(tmp_path / "c")
     write_corpus(prefix, documents, "i4")
     fields = {"sequence_length": 64, "seed": 1, "samples": {"train": 50, "valid": 0, "test": 0}}
-    built = build_here(fields | {"split": "1", "blend": [prefix]}, tmp_path / "caches")
+    built = here.build(fields | {"split": "1", "blend": [prefix]}, tmp_path / "caches")
     dataset = distcache.open(built.path).dataset("train")
     assert len(dataset[0]["tokens"]) == 64
     os.truncate(f"{prefix}.bin", 100)

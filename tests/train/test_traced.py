@@ -16,7 +16,7 @@ from distcache.ledger.steps import Sampling, Steps
 from distcache.ledger.trace import trace
 from distcache.ledger.traced_run import TracedRun
 from tests.ledger.runs import ORDERS, Tokens, build_numbered
-from tests.support.caches import build_here
+from tests.support import here
 from tests.train.test_rows import fields_of, write_rows
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -100,7 +100,7 @@ def test_planted_documents_are_found_at_the_steps_that_loaders_gave(
 def test_rows_of_shards_are_traced(tmp_path: Path) -> None:
     """A sample of rows is one whole row, and its source a record of a shard."""
     fields = fields_of(write_rows(tmp_path, "rows"), samples={"train": 70, "valid": 0, "test": 0})
-    path = build_here(fields, tmp_path / "caches", "rows").path
+    path = here.build(fields, tmp_path / "caches", "rows").path
     dataset = distcache.open(path).rows("train")
     found = trace(path)
     assert len(found) == len(dataset) == 70

@@ -18,8 +18,8 @@ from distcache.node.store import Store
 from distcache.node.upkeep import collect, list_store
 from distcache.ranks.progress import NullProgress
 from tests.node.agents import flip, run
-from tests.support.caches import build_here
-from tests.support.mds_corpora import fields_of, index, write_tokens
+from tests.support import here
+from tests.support.mds_corpora import fields_of, write_tokens
 from tests.support.mds_writer import write_mds
 from tests.support.processes import clean_environment
 from tests.support.samples import tokens_of
@@ -45,9 +45,9 @@ def cache(tmp_path: Path, root: Path) -> Path:
     """A cache of two corpora of compressed shards, which are unpacked ahead on this node."""
     for name in ("a", "b"):
         data = write_tokens(tmp_path / f"{name}-mds", codec="zstd", per_shard=4)
-        index(data, tmp_path / name)
+        here.index(data, tmp_path / name)
     fields = fields_of(str(tmp_path / "a"), str(tmp_path / "b")) | WINDOWS
-    path = Path(build_here(fields, tmp_path / "caches").path)
+    path = Path(here.build(fields, tmp_path / "caches").path)
     run(path, root, shards="ahead")
     return path
 
@@ -56,10 +56,10 @@ def cache(tmp_path: Path, root: Path) -> Path:
 def expected(cache: Path, tmp_path: Path) -> list[list[int]]:
     """The tokens of all samples, read from raw shards."""
     for name in ("a", "b"):
-        index(write_tokens(tmp_path / f"{name}-raw", per_shard=4), tmp_path / f"{name}-raw-c")
+        here.index(write_tokens(tmp_path / f"{name}-raw", per_shard=4), tmp_path / f"{name}-raw-c")
     raw = [str(tmp_path / f"{name}-raw-c") for name in ("a", "b")]
     fields = fields_of(*raw) | WINDOWS
-    return tokens_of(distcache.open(build_here(fields, tmp_path / "caches").path))
+    return tokens_of(distcache.open(here.build(fields, tmp_path / "caches").path))
 
 
 def open_here(cache: Path, root: Path) -> Any:
@@ -78,7 +78,7 @@ def budget_of(opened: Any, shards: int) -> int:
 def rows_cache(tmp_path: Path, root: Path, codec: str = "zstd", **fields: Any) -> Path:
     """Return a cache of rows in compressed shards, which are unpacked ahead on this node."""
     samples = [sample(n, "x") for n in range(60)]
-    index(write_mds(tmp_path / "mds", KINDS, samples, codec=codec), tmp_path / "c", column="")
+    here.index(write_mds(tmp_path / "mds", KINDS, samples, codec=codec), tmp_path / "c", column="")
     rows = {
         "sequence_length": 1,
         "order": "windows",
@@ -87,7 +87,7 @@ def rows_cache(tmp_path: Path, root: Path, codec: str = "zstd", **fields: Any) -
         "samples": {"train": 130, "valid": 0, "test": 0},
         "blend": [{"path": str(tmp_path / "c"), "weight": 1.0}],
     }
-    path = Path(build_here(rows | fields, tmp_path / "caches").path)
+    path = Path(here.build(rows | fields, tmp_path / "caches").path)
     run(path, root, shards="ahead")
     return path
 
@@ -156,13 +156,13 @@ def test_a_sample_of_many_shards(tmp_path: Path, root: Path) -> None:
     data = write_mds(
         tmp_path / "mds", kinds, [{"tokens": d} for d in documents], codec="zstd", per_shard=1
     )
-    index(data, tmp_path / "c")
+    here.index(data, tmp_path / "c")
     fields = fields_of(str(tmp_path / "c")) | {
         "sequence_length": 400,
         "samples": {"train": 2, "valid": 0, "test": 0},
         "split": "1",
     }
-    path = Path(build_here(fields, tmp_path / "caches").path)
+    path = Path(here.build(fields, tmp_path / "caches").path)
     run(path, root, shards="ahead")
     run(path, tmp_path / "unpacked", shards="compressed")
     expected = tokens_of(open_here(path, tmp_path / "unpacked"))
@@ -177,9 +177,11 @@ def test_a_sample_of_many_shards(tmp_path: Path, root: Path) -> None:
 def test_corpora_with_raw_shards_beside_compressed_ones(tmp_path: Path, root: Path) -> None:
     """Raw ones are read from where they are."""
     for name, codec in (("a", "zstd"), ("b", "")):
-        index(write_tokens(tmp_path / f"{name}-mds", codec=codec, per_shard=4), tmp_path / name)
+        here.index(
+            write_tokens(tmp_path / f"{name}-mds", codec=codec, per_shard=4), tmp_path / name
+        )
     fields = fields_of(str(tmp_path / "a"), str(tmp_path / "b"))
-    path = Path(build_here(fields, tmp_path / "caches").path)
+    path = Path(here.build(fields, tmp_path / "caches").path)
     run(path, root, shards="ahead")
     run(path, tmp_path / "unpacked", shards="compressed")
     assert tokens_of(open_here(path, root)) == tokens_of(open_here(path, tmp_path / "unpacked"))
@@ -191,7 +193,7 @@ def test_validation_sets(tmp_path: Path, root: Path) -> None:
     for name in ("v1", "v2"):
         samples = [sample(n, name) for n in range(30)]
         data = write_mds(tmp_path / f"{name}-mds", KINDS, samples, codec="zstd")
-        index(data, tmp_path / name, column="")
+        here.index(data, tmp_path / name, column="")
         valid.append({"path": str(tmp_path / name), "samples": 20})
     fields = {
         "sequence_length": 1,
@@ -201,7 +203,7 @@ def test_validation_sets(tmp_path: Path, root: Path) -> None:
         "blend_per_split": {"train": [{"path": str(tmp_path / "v1"), "weight": 1}], "valid": valid},
         "multiple_validation_sets": True,
     }
-    path = Path(build_here(fields, tmp_path / "caches").path)
+    path = Path(here.build(fields, tmp_path / "caches").path)
     run(path, root, shards="ahead")
     opened = open_here(path, root)
     for number, name in enumerate(("v1", "v2")):

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, DistcacheError
-from distcache.ingest.inputs import TextOptions
-from distcache.ingest.pipeline import IngestOutcome, ingest
+from distcache.ingest.pipeline import IngestOutcome
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.gigatoken import engine as gigatoken_engine
 from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken
@@ -28,7 +27,7 @@ from distcache.ingest.tokenizers.gigatoken.trials import CLASSES, WORDS
 from distcache.ingest.tokenizers.huggingface import HuggingFace
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, TokenizerOptions
 from distcache.ingest.tokenizers.tokenizer import Tokenizer as AnyTokenizer
-from distcache.ranks.communicator import SerialCommunicator
+from tests.support import here
 from tests.support.hard_texts import KINDS, PATTERNS, hard_texts, train
 from tests.support.texts import END, write_jsonl
 
@@ -331,8 +330,7 @@ def test_a_difference_names_the_document(
 def run(path: Path, tokenizer: Path, out: Path, threads: int = 2, **fields: Any) -> IngestOutcome:
     """Ingest text with this process alone."""
     options = TokenizerOptions(str(tokenizer), engine=fields.pop("engine", "auto"))
-    chosen = TextOptions(**fields)
-    return ingest(SerialCommunicator(), [str(path)], str(out), chosen, options, threads)
+    return here.ingest_text([path], options, out, threads, **fields)
 
 
 def test_receipts_say_it(

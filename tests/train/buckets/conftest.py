@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 import distcache
-from distcache.node.localize import localize
-from distcache.node.records import LocalizeOptions
-from distcache.ranks.communicator import SerialCommunicator
 from distcache.storage.timeouts import SCALE, TimeLimits, limits
 from distcache.train.dataset import CachedDataset
+from tests.support import here
 from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.buckets import put_cache
 from tests.support.scripted_s3 import ScriptedS3
@@ -36,7 +34,7 @@ def files(cache: Path) -> CachedDataset:
 def local(server: ScriptedS3, cache: Path, tmp_path: Path) -> Iterator[Path]:
     """The store of a node that has localized the cache from the bucket."""
     root = tmp_path / "local"
-    localize(SerialCommunicator(), put_cache(server, cache), LocalizeOptions(directory=str(root)))
+    here.localize(put_cache(server, cache), root)
     server.script()
     yield root
     end_fetcher(root)

@@ -11,11 +11,10 @@ import torch
 
 import distcache
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.node.localize import localize
-from distcache.node.records import LocalizeOptions, read_records
+from distcache.node.records import read_records
 from distcache.node.store import Store
-from distcache.ranks.communicator import SerialCommunicator
 from distcache.train.dataset import CachedDataset
+from tests.support import here
 from tests.support.buckets import name_of, put_cache
 from tests.support.scripted_s3 import ScriptedS3
 from tests.train.buckets.reading import batches, equal
@@ -111,8 +110,7 @@ def test_whole_copies(
     local: Path, server: ScriptedS3, files: CachedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole copies are read as files: there is no fetcher."""
-    options = LocalizeOptions(directory=str(local), tokens="copy")
-    localize(SerialCommunicator(), "s3://lake/run/c.h5", options)
+    here.localize("s3://lake/run/c.h5", local, tokens="copy")
     server.script()
     dataset = distcache.open("s3://lake/run/c.h5", local).dataset("train")
     assert equal(batches(dataset, most=50), batches(files, most=50))
@@ -142,8 +140,7 @@ def test_the_reader_for_megatron_and_a_whole_copy(
 ) -> None:
     """Asks no bucket."""
     monkeypatch.setenv("DISTCACHE_LOCAL_DIR", str(local))
-    options = LocalizeOptions(directory=str(local), tokens="copy")
-    localize(SerialCommunicator(), "s3://lake/run/c.h5", options)
+    here.localize("s3://lake/run/c.h5", local, tokens="copy")
     url = next(read_records(Store(local))).corpora[0].shared + ".bin"
     server.script()
     found = distcache.MegatronBinReader(url).read(np.uint16, 10, 20)

@@ -16,15 +16,13 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import distcache
 from distcache.errors import CorpusError
-from distcache.node.localize import localize
-from distcache.node.records import LocalizeOptions, read_records
+from distcache.node.records import read_records
 from distcache.node.store import Store
-from distcache.ranks.communicator import SerialCommunicator
 from distcache.train.dataset import CachedDataset
 from tests.node.agents import flip, run
+from tests.support import here
 from tests.support.buckets import put_cache
-from tests.support.caches import build_here
-from tests.support.mds_corpora import fields_of, index, write_tokens
+from tests.support.mds_corpora import fields_of, write_tokens
 from tests.support.scripted_s3 import ScriptedS3
 from tests.train.buckets.reading import batches, end_fetcher, equal, status
 
@@ -57,7 +55,7 @@ def objects(server: ScriptedS3, cache: Path, root: Path) -> Brought:
 
 def slow_files(cache: Path, root: Path) -> Brought:
     """Return samples of files of a slow filesystem."""
-    localize(SerialCommunicator(), cache, LocalizeOptions(directory=str(root), read_ahead=True))
+    here.localize(cache, root, read_ahead=True)
     (record,) = read_records(Store(root))
     paths = [Path(f"{corpus.shared}.bin") for corpus in record.corpora]
 
@@ -74,9 +72,9 @@ def shards(tmp_path: Path, root: Path) -> Brought:
     """Return samples of compressed shards."""
     for name in ("a", "b"):
         data = write_tokens(tmp_path / f"{name}-mds", codec="zstd", per_shard=4)
-        index(data, tmp_path / name)
+        here.index(data, tmp_path / name)
     fields = fields_of(str(tmp_path / "a"), str(tmp_path / "b"))
-    path = Path(build_here(fields | {"samples": {"train": 1000}}, tmp_path / "caches").path)
+    path = Path(here.build(fields | {"samples": {"train": 1000}}, tmp_path / "caches").path)
     run(path, root, shards="ahead")
     run(path, tmp_path / "unpacked", shards="compressed")
     packed = sorted(tmp_path.glob("*-mds/*.zstd"))
