@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -17,7 +19,7 @@ from distcache.ranks.communicator import Communicator, Message
 
 Result = TypeVar("Result")
 LIMIT = 60.0  # seconds, after which ranks have hung
-here = threading.local()
+_own = threading.local()
 decoding = threading.Lock()  # msgspec crashes if two threads are the first to decode a type
 
 
@@ -27,7 +29,7 @@ class Ended(BuildInterrupted):
 
 def rank_of_thread() -> int | None:
     """Return the rank that this thread works for; threads that it starts work for it, too."""
-    found: int | None = getattr(here, "rank", None)
+    found: int | None = getattr(_own, "rank", None)
     return found
 
 
@@ -151,6 +153,26 @@ class ThreadCommunicator:
         """Do nothing."""
 
 
+@contextlib.contextmanager
+def _inherited_ranks() -> Iterator[None]:
+    """Let each thread work for the rank that starts it, until the ranks have ended."""
+    original = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if (rank := rank_of_thread()) is not None:
+            run = self.run
+
+            def run_for_rank() -> None:
+                _own.rank = rank
+                run()
+
+            self.run = run_for_rank  # type: ignore[method-assign]
+        original(self)
+
+    with mock.patch.object(threading.Thread, "start", start):
+        yield
+
+
 def run_ranks(
     size: int, action: Callable[[ThreadCommunicator], Result], limit: float = LIMIT
 ) -> tuple[list[Result | BaseException], list[tuple[int, int]]]:
@@ -168,17 +190,18 @@ def run_ranks(
     outcomes: list[Any] = [None] * size
 
     def run(rank: int) -> None:
-        here.rank = rank
+        _own.rank = rank
         try:
             outcomes[rank] = action(ThreadCommunicator(group, rank))
         except BaseException as error:  # noqa: BLE001  it is the outcome
             outcomes[rank] = error
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(limit)
+    with _inherited_ranks():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(limit)
     if any(thread.is_alive() for thread in threads):
         frames = sys._current_frames()
         stacks = [
@@ -189,19 +212,3 @@ def run_ranks(
         world.abort(-1, -1)
         raise TimeoutError("ranks hang:\n" + "\n\n".join(stacks))
     return outcomes, world.aborted
-
-
-def _start(self: threading.Thread, original: Any = threading.Thread.start) -> None:
-    """Let a thread work for the rank that starts it."""
-    if (rank := rank_of_thread()) is not None:
-        run = self.run
-
-        def run_for_rank() -> None:
-            here.rank = rank
-            run()
-
-        self.run = run_for_rank  # type: ignore[method-assign]
-    original(self)
-
-
-threading.Thread.start = _start  # type: ignore[method-assign]
