@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import hmac
+import http.client
 import json
 import signal
 import socket
@@ -107,7 +108,7 @@ class Seaweed:
                 urllib.request.urlopen(f"{self.endpoint}/status", timeout=2).close()
             except urllib.error.HTTPError:
                 return
-            except OSError:
+            except (OSError, http.client.HTTPException):
                 time.sleep(0.1)
             else:
                 return
@@ -115,11 +116,15 @@ class Seaweed:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that are free, also 10,000 above, where the server has others."""
+    """Return ports that are free, also 10,000 above, where the server has others.
+
+    All are below 32,768: from there on the kernel gives ports to clients, and one that asks
+    whether the server answers would connect to itself.
+    """
     found: list[int] = []
-    candidate = 20_000 + int(time.monotonic_ns()) % 20_000
+    candidate = 10_000 + int(time.monotonic_ns()) % 12_000
     while len(found) < count:
-        candidate = 20_000 + (candidate - 19_999) % 30_000
+        candidate = 10_000 + (candidate - 9_999) % 12_000
         try:
             for port in (candidate, candidate + 10_000):
                 with socket.socket() as probe:
