@@ -4,8 +4,7 @@ Of Megatron that builds its indices, as on global rank 0; that finds them export
 given distcache's provider. Each in a process of its own, from the call of the provider of datasets
 to the first batch of `build_pretraining_data_loader` with two workers.
 
-    scripts/judges build/judges 0.19.2
-    PYTHONPATH=$PWD/build/judges/0.19.2 python benchmarks/first_batch.py
+    python -m benchmarks first_batch
 """
 
 from __future__ import annotations

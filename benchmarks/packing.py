@@ -2,7 +2,7 @@
 
 Documents of log-normal lengths (600 tokens, sigma 1.2), rows of 4,096 tokens, longer documents cut
 to a row for all. Medians of alternating rounds, in seconds of CPU; the packers are those that
-`scripts/judges build/judges` has unpacked, in Python. Bridge's is quadratic: it gets fewer
+`scripts/judges 0.19.2` has unpacked, in Python. Bridge's is quadratic: it gets fewer
 documents. Then the kernel alone, which also counts and shuffles, at 10^8 documents in two groups.
 
     python benchmarks/packing.py
@@ -29,7 +29,7 @@ from machine import machine
 
 from distcache.kernels import Mt19937, count_packed, fill_entries, pack_documents
 from distcache.plan.packing import GROUP
-from tests.peers.olmo import PACKER, new_packer
+from tests.judges.olmo import PACKER, new_packer
 
 LENGTH = 4096
 BRIDGE = PACKER.parents[1] / "bridge-0.3.1/megatron/bridge/data/datasets/packing_utils.py"

@@ -3,7 +3,7 @@
     python benchmarks/scaling.py [--docs DIR]        simulate 1 to 4,096 nodes, 1 to 1,024 ranks
     python benchmarks/scaling.py --measure           compare with 1 to 32 nodes of the test cluster
 
-Measuring needs what tests/cluster needs: root, and `make cluster-packages`. The cluster's networks
+Measuring needs what tests/cluster needs: root, and `scripts/packages test`. The cluster's networks
 are slowed down, so that they and not the machine's two cores decide.
 """
 

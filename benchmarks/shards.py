@@ -4,8 +4,7 @@ Streaming's own writer makes the data: tokens, in records of one length, raw and
 100 KB. Each reader runs in a process of its own, in turn. Then `index mds` beside `cat` of the same
 files, `localize` of zstd shards beside `zstd -d` and `sync`, and the opening of many data sets.
 
-    scripts/judges build/judges
-    PYTHONPATH=build/judges/streaming python benchmarks/shards.py --gib 2
+    python -m benchmarks shards -- --gib 2
 """
 
 from __future__ import annotations

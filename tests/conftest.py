@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from distcache.storage.timeouts import SCALE, limits
-from tests.support import here
+from tests.support import here, needs
 from tests.support.corpora import write_corpora
 from tests.support.large import write_large
 from tests.support.secrets import places_with_secrets
@@ -31,10 +32,15 @@ settings.register_profile(
 settings.load_profile("distcache")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave all but a few cases of a test with the mark `few` to `make test-all`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by their folder, leave out what is not due, and skip what this machine lacks."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
+        for mark in needs.marks_of(item.path):
+            item.add_marker(mark)
+        reasons = filter(None, (needs.missing(mark.name) for mark in item.iter_markers()))
+        if reason := "; ".join(dict.fromkeys(reasons)):
+            item.add_marker(pytest.mark.skip(reason))
         if item.get_closest_marker("few") is not None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for same in cases.values():
@@ -44,14 +50,65 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, item in enumerate(same):
             if place not in kept:
                 item.add_marker("more")
+    early = [item for item in items if not all(map(needs.is_due, releases_of(item)))]
+    config.hook.pytest_deselected(items=early)
+    items[:] = [item for item in items if item not in early]
+
+
+def releases_of(item: pytest.Item) -> list[str]:
+    """Return the releases of Megatron-Core from which on a test holds."""
+    return [mark.args[0] for mark in item.iter_markers("since")]
+
+
+class SkippedFile(pytest.Item):
+    """What stands for the tests of a file that imports a library which is not installed."""
+
+    library = ""
+
+    def runtest(self) -> None:
+        """Say which."""
+        pytest.skip(f"{self.library} is not installed")
+
+
+class Module(pytest.Module):
+    """A file of tests, which may lack a library."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Return its tests, or one that is skipped and can be deselected by the folder's marks."""
+        try:
+            return super().collect()
+        except pytest.Collector.CollectError as error:
+            cause = error.__cause__
+            if not isinstance(cause, ModuleNotFoundError) or cause.name is None:
+                raise
+            if cause.name.partition(".")[0] in ("distcache", "tests"):
+                raise
+            item: SkippedFile = SkippedFile.from_parent(self, name="imports")
+            item.library = cause.name
+            return [item]
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    """Collect files in this way."""
+    found: pytest.Module = Module.from_parent(parent, path=module_path)
+    return found
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> None:
+    """Refuse a mark on a function that is no test, where it would be without effect."""
+    if inspect.isfunction(obj) and hasattr(obj, "pytestmark") and not name.startswith("test"):
+        raise collector.CollectError(f"{name} has a mark, and is no test")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remember the directories of tests that fail."""
+    """Make a test that is skipped an error, where nothing may be; remember what has failed."""
     report = yield
+    if report.skipped and os.environ.get("DISTCACHE_REQUIRE") == "all":
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and DISTCACHE_REQUIRE=all: {report.longrepr}"
     directory = getattr(item, "funcargs", {}).get("tmp_path")
     if report.failed and directory is not None:
         FAILED.add(directory)

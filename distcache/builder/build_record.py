@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 import statistics
@@ -15,7 +16,7 @@ import numpy as np
 from distcache import __version__
 from distcache.errors import CacheCorrupt, NotReady
 from distcache.ranks.progress import Stopwatch
-from distcache.storage.files import atomic_write, read_file
+from distcache.storage.files import atomic_write, read_file, sync_directory
 from distcache.storage.threads import decodable
 
 MAX_RECORD_BYTES: Final = 64 << 20  # bytes; a rank takes less than one KiB
@@ -79,9 +80,18 @@ def record_path(final: Path) -> Path:
 
 
 def write_record(
-    final: Path, key: str, threads: int, resumed: int, reused_items: int, ranks: list[RankRecord]
+    workspace: Path,
+    final: Path,
+    key: str,
+    threads: int,
+    resumed: int,
+    reused_items: int,
+    ranks: list[RankRecord],
 ) -> None:
-    """Write the build record of a cache that has been published."""
+    """Write the build record of a cache that has been published.
+
+    It is made in the workspace, which the next job clears if this one is killed.
+    """
     import h5py  # noqa: PLC0415  rank 0 has it, the others do not need it
 
     record = BuildRecord(
@@ -101,8 +111,11 @@ def write_record(
         reused_items=reused_items,
         ranks=ranks,
     )
-    with atomic_write(record_path(final)) as stream:
+    unfinished = workspace / "record"
+    with atomic_write(unfinished) as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    os.replace(unfinished, record_path(final))
+    sync_directory(final.parent)
 
 
 def read_build_record(final: Path) -> BuildRecord:

@@ -167,7 +167,8 @@ def _build(job: Job) -> BuildOutcome:
     def write_beside() -> None:
         for made, ranks in finished:
             try:
-                write_record(final, key, made.work.threads, made.resumed, made.reused_items, ranks)
+                told = (made.work.threads, made.resumed, made.reused_items, ranks)
+                write_record(workspace.path, final, key, *told)
             except OSError as error:  # the cache exists without it
                 watch.note(f"the build record could not be written: {error}")
 

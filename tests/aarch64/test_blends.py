@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from distcache.kernels import Blender
 
-JUDGE = Path(os.environ["DISTCACHE_JUDGE"])
+JUDGE = Path(os.environ.get("DISTCACHE_JUDGE", ""))
 INIT = "PyInit_helpers_cpp"
 Blend = tuple[NDArray[np.int16], NDArray[np.int64]]
 STEPS = 20_000

@@ -1,4 +1,4 @@
-"""A shuffle by links, of one rank; tests/mpi has several."""
+"""A shuffle by links, of one rank; tests/jobs has several."""
 
 from __future__ import annotations
 

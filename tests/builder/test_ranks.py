@@ -20,7 +20,7 @@ from tests.support import here
 from tests.support.large import write_blend
 from tests.support.threads import run_ranks
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 def build_by(ranks: int, fields: dict[str, Any], directory: Path, **options: Any) -> bytes:

@@ -16,6 +16,8 @@ from distcache.cli.commands import COMMANDS, PANELS, load
 from tests.support.processes import DISTCACHE, start
 from tests.support.texts import write_shard
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def config(blend_config: dict[str, Any], tmp_path: Path) -> Path:

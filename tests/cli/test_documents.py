@@ -15,6 +15,8 @@ from tests.support import here, texts
 from tests.support.corpora import write_corpus, write_lengths
 from tests.support.processes import LIMIT, clean_environment, start
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_document_and_its_source(tmp_path: Path) -> None:
     """With the text by the receipt's tokenizer, and the row that the receipt names."""

@@ -63,7 +63,7 @@ INGEST = ["--tokenizer", "{tmp}/tokenizer.json", "-o", "{tmp}/o"]
 
 
 @pytest.mark.few(2)
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "error", "words", "ranks"),
     [
@@ -76,7 +76,7 @@ INGEST = ["--tokenizer", "{tmp}/tokenizer.json", "-o", "{tmp}/o"]
         ("gigatoken", "ImportError('no')", ["ingest", "text", "{tmp}/a.txt", *INGEST], 1),
         pytest.param(
             *("tokenizers", "ImportError('no')", ["ingest", "text", "{tmp}/a.txt", *INGEST], 2),
-            marks=pytest.mark.mpi,
+            marks=pytest.mark.jobs,
         ),
     ],
 )

@@ -14,7 +14,7 @@ from tests.support.buckets import config_of, put_cache, put_corpus
 from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 URL = "s3://lake/run/c.h5"
 PLAIN = "s3://lake/corpora/plain"
 

@@ -14,18 +14,6 @@ from tests.cluster.settings import LOCAL, Settings, hosts, slurm_conf, slurmdbd_
 from tests.support.waiting import wait_until
 
 DIRECTORIES = ("etc", "run", "log", "state", "munge", "mysql", "spool", "disk")
-PROGRAMS = (
-    "slurmctld slurmd slurmdbd sbatch munged mariadbd ip tc nsenter unshare setpriv "
-    "glusterd gluster mount.glusterfs mkfs.ext4"
-)
-
-
-def what_is_missing() -> str:
-    """Return why there can be no cluster here, or nothing."""
-    if os.geteuid() != 0:
-        return "the test cluster needs root"
-    missing = [name for name in PROGRAMS.split() if shutil.which(name) is None]
-    return f"missing: {' '.join(missing)}; make cluster-packages installs them" if missing else ""
 
 
 class Cluster:

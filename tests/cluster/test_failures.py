@@ -26,8 +26,6 @@ from tests.cluster.settings import SCRIPTS
 from tests.support.terminal import interrupt, require_sane
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.mpi
-
 # Seconds until Slurm takes a node for dead: its timeout, more for the job to notice, and some.
 DEAD_WITHIN = 150.0
 

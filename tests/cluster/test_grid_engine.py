@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from tests.support.large import write_large
 from tests.support.processes import DISTCACHE
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.mpi
 LIMIT = 120.0
 RANKS = "3"
 
@@ -27,10 +25,8 @@ RANKS = "3"
 @pytest.fixture(scope="module")
 def engine() -> Iterator[GridEngine]:
     """A Grid Engine."""
-    if os.geteuid() != 0 or not PACKAGES.exists():
-        if os.environ.get("DISTCACHE_CLUSTER") == "required":
-            pytest.fail("Grid Engine needs root and scripts/grid_engine")
-        pytest.skip("Grid Engine needs root and scripts/grid_engine")
+    if not PACKAGES.exists():
+        pytest.skip("scripts/grid_engine unpacks it")
     base = Path(tempfile.mkdtemp(prefix="distcache-sge-"))
     base.chmod(0o755)
     made = GridEngine(base)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import run
-
-pytestmark = pytest.mark.mpi
 
 
 def test_nodes_have_private_disks(cluster: Cluster) -> None:

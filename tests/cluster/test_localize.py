@@ -14,8 +14,6 @@ from tests.cluster.daemons import run
 from tests.cluster.jobs import Story, command, environment
 from tests.cluster.settings import LOCAL, SCRIPTS
 
-pytestmark = pytest.mark.mpi
-
 STORE = LOCAL / "distcache-0"
 NOBODY = 65534
 

@@ -23,8 +23,6 @@ from tests.support import here
 from tests.support.mds_writer import write_mds
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.mpi
-
 SIZES = {"a": 3000, "b": 1500, "c": 600}  # documents
 LENGTH = 512
 DEAD_WITHIN = 150.0  # seconds until Slurm takes a node for dead, and some

@@ -12,7 +12,6 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.grid_engine import PACKAGES
 from tests.cluster.jobs import Story, command, environment, wait_for
 
-pytestmark = pytest.mark.mpi
 TORQUE = PACKAGES.parent / "torque" / "usr" / "bin"
 
 

@@ -14,8 +14,6 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.jobs import Story, command, wait_for
 from tests.cluster.settings import SCRIPTS
 
-pytestmark = pytest.mark.mpi
-
 PLUGIN = Path(__file__).with_name("stand_in.c")
 CORES = 2
 SHAPE = ("--nodes", "3", "--ntasks-per-node", "1", "--cpus-per-task", str(CORES))

@@ -17,8 +17,6 @@ from tests.cluster.jobs import Story, command, environment, wait_for
 from tests.cluster.settings import LOCAL, SCRIPTS
 from tests.support.processes import LAUNCHERS
 
-pytestmark = pytest.mark.mpi
-
 
 @pytest.fixture
 def clean(cluster: Cluster) -> None:

@@ -121,7 +121,7 @@ def test_a_bin_of_another_length(tmp_path: Path) -> None:
     assert faults_of(prefix) == ["has 1401 bytes, expected 1400 for 700 tokens"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_ten_thousand_mutated_files(tmp_path: Path) -> None:
     """Truncated or flipped anywhere: a fault, an equal result or a view; and never a crash."""
     choose = random.Random(2)

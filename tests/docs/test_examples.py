@@ -13,6 +13,8 @@ import pytest
 
 from tests.support import here
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDED = {"plain_torch": "torch", "accelerate_loop": "accelerate", "maxtext_grain": "grain"}
 
@@ -45,7 +47,6 @@ def test_it_is_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
 
 
-@pytest.mark.long
 def test_plain_torch_resumes(cache: str, tmp_path: Path) -> None:
     """The second run continues where the first one ended."""
     counted = [
@@ -56,13 +57,11 @@ def test_plain_torch_resumes(cache: str, tmp_path: Path) -> None:
     assert [int(found[1]) for found in counted if found] == list(range(4, 44, 4))
 
 
-@pytest.mark.long
 def test_accelerate(cache: str, tmp_path: Path) -> None:
     """Accelerate's loop takes its steps."""
     assert len(run("accelerate_loop", cache, tmp_path)) == 5
 
 
-@pytest.mark.long
 def test_grain_resumes(cache: str, tmp_path: Path) -> None:
     """The second run continues with the sample after the last one of the first."""
     lines = [line for _ in range(2) for line in run("maxtext_grain", cache, tmp_path)]

@@ -15,6 +15,8 @@ import distcache
 from distcache.errors import ConfigError
 from distcache.extras import DISTRIBUTION, EXTRA_OF, how_to_install, needing
 
+pytestmark = pytest.mark.slow
+
 TOP = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.processes import LIMIT, clean_environment
 
+pytestmark = pytest.mark.slow
+
 DOCS: Final = Path(__file__).parents[2] / "docs"
 BLOCK: Final = re.compile(r"(?:Save as `([\w.]+)`[^`]*)?```(\w+)\n(.*?)```", re.DOTALL)
 
@@ -22,7 +24,6 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.long
 def test_the_quick_start(tmp_path: Path) -> None:
     """The quick start is what a new user gets, block by block."""
     page = (DOCS / "quickstart.md").read_text()

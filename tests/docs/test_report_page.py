@@ -15,7 +15,7 @@ from tests.ledger.runs import build_numbered
 
 __all__ = ["browser"]
 
-pytestmark = pytest.mark.more  # which has Chromium
+pytestmark = [pytest.mark.more, pytest.mark.slow]  # which has Chromium
 
 
 @pytest.fixture(scope="module")

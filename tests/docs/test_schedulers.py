@@ -10,6 +10,8 @@ import pytest
 
 from distcache.launch.scripts import training_script
 
+pytestmark = pytest.mark.slow
+
 PAGES = Path(__file__).parents[2] / "docs" / "schedulers"
 SCRIPTS = sorted(PAGES.glob("*.sh"))
 

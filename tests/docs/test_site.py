@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import pytest
 
-pytestmark = pytest.mark.long
-
 DOCS: Final = Path(__file__).parents[2] / "docs"
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 # Elements that are wider than they are shown, but for tables and what is hidden or in them.
@@ -27,7 +25,7 @@ CUT: Final = """() => [...document.querySelectorAll("body *")].filter(e =>
 ).map(e => `${e.tagName}.${e.className}: ${e.textContent.trim().slice(0, 80)}`)"""
 CODE: Final = """() => [...document.querySelectorAll("pre")].filter(e =>
     e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.trim().slice(0, 120))"""
-pytestmark = pytest.mark.more  # a browser, and the whole site
+pytestmark = [pytest.mark.slow, pytest.mark.more]  # a browser, and the whole site
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from tests.support.mds_corpora import write_tokens
 from tests.support.processes import start
 from tests.support.texts import read_corpus, write_jsonl, write_shard
 
+pytestmark = pytest.mark.slow
+
 
 def faults_of(prefix: Path, readback: int = 0, vocabulary: int | None = None) -> list[str]:
     """Check a corpus against the receipt beside it."""

@@ -27,6 +27,8 @@ from tests.support.mds_corpora import DOCUMENTS, documents_of, virtual_bin, writ
 from tests.support.mds_writer import write_mds
 from tests.support.threads import run_ranks
 
+pytestmark = pytest.mark.wild
+
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from tests.support import here
 from tests.support.mds_corpora import DOCUMENTS, documents_of, fields_of, virtual_bin, write_tokens
 from tests.support.mds_writer import write_mds
 
+pytestmark = pytest.mark.wild
+
 
 def spoil_index(data: Path, change: Any) -> None:
     """Change the `index.json` of a data set."""
@@ -233,7 +235,7 @@ def test_a_length_of_tokens_that_is_none(length: str, tmp_path: Path) -> None:
     assert column_type(f"ndarray:int32:{length}") is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["shards", "idx"])
 def test_every_byte_of_an_index_flipped(suffix: str, tmp_path: Path) -> None:
     """A fault, or a corpus whose sequences lie within its shards."""
@@ -276,7 +278,7 @@ def test_a_table_whose_columns_make_no_sense(columns: bytes, tmp_path: Path) -> 
         read_table(str(tmp_path / "c"))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("share", range(8))
 @pytest.mark.parametrize("codec", CODECS)

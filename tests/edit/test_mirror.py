@@ -23,6 +23,8 @@ from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.threads import run_ranks
 
+pytestmark = pytest.mark.slow
+
 TOKENS = [{"tokens": np.arange(n, n + 9, dtype=np.int32)} for n in range(60)]
 
 

@@ -30,6 +30,8 @@ from tests.support.corpora import LENGTHS, write_corpus, write_lengths
 from tests.support.texts import read_corpus
 from tests.support.threads import run_ranks
 
+pytestmark = pytest.mark.wild
+
 Documents = list[list[list[int]]]
 
 

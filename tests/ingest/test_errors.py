@@ -18,6 +18,8 @@ from distcache.ingest.rounds import run_rounds
 from tests.ingest.test_text import run, single
 from tests.support.texts import read_corpus, write_jsonl
 
+pytestmark = pytest.mark.slow
+
 GOOD = b'{"text": "good"}\n'
 
 
@@ -210,7 +212,6 @@ def test_links(tokenizers: Path, tmp_path: Path) -> None:
     assert outcome.documents == 2
 
 
-@pytest.mark.long
 def test_rows_without_text(tokenizers: Path, tmp_path: Path) -> None:
     """Take no memory, however many they are, and are counted."""
     path = tmp_path / "a.txt"

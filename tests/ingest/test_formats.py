@@ -28,6 +28,8 @@ from tests.support.processes import DISTCACHE, LIMIT, clean_environment, start
 from tests.support.texts import read_corpus
 from tests.support.threads import run_ranks
 
+pytestmark = pytest.mark.slow
+
 DOCUMENTS = [[1, 2, 0], [3, 0], [4, 5, 6, 0]]
 LINES = b"".join(json.dumps({"text": f"hello {i}"}).encode() + b"\n" for i in range(5))
 

@@ -24,6 +24,8 @@ from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.threads import run_ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:

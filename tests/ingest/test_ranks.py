@@ -23,6 +23,8 @@ from tests.support import here
 from tests.support.texts import write_jsonl, write_shard
 from tests.support.threads import ThreadCommunicator, rank_of_thread, run_ranks
 
+pytestmark = pytest.mark.slow
+
 RANKS = 3
 FILES = 4 * RANKS
 

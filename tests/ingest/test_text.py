@@ -34,6 +34,8 @@ from tests.support import here
 from tests.support.processes import start
 from tests.support.texts import read_corpus, write_jsonl
 
+pytestmark = pytest.mark.slow
+
 
 def run(
     words: list[Path | str], tokenizer: Path | str, out: Path, eod: str | None = None, **fields: Any

@@ -168,7 +168,7 @@ def test_a_damaged_row_group_is_skipped(tmp_path: Path) -> None:
     assert "50 rows are left out" in skipped.reason
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     """A process may often have no more than 1,024."""
     path = write_shard(tmp_path / "a.parquet", [[1], [2], [3]] * 20)

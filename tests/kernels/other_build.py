@@ -2,7 +2,7 @@
 
     DISTCACHE_KERNELS=PATH pytest -p tests.kernels.other_build
 
-The sanitized build needs its runtime before all else: LD_PRELOAD (see `make sanitized-tests`).
+The sanitized build needs its runtime before all else: LD_PRELOAD (see `scripts/sanitized`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training command is read as it is; `tests/peers/test_training.py` compares with Megatron."""
+"""A training command is read as it is; `tests/judges/test_training.py` compares with Megatron."""
 
 from __future__ import annotations
 

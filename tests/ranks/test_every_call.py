@@ -29,12 +29,12 @@ from distcache.node.records import LocalizeOptions
 from distcache.plan import costs
 from distcache.plan import layout as layouts
 from distcache.ranks import agreement
-from tests.faults.every_call import ALLOCATIONS, Site, Striker, striking
+from tests.jobs.every_call import ALLOCATIONS, Site, Striker, striking
 from tests.support.large import write_large
 from tests.support.mds_writer import write_mds
 from tests.support.threads import Ended, ThreadCommunicator, run_ranks
 
-pytestmark = [pytest.mark.long, pytest.mark.more, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.more, pytest.mark.timeout(1500)]
 
 RANKS = 3
 Job = Callable[[ThreadCommunicator], Any]

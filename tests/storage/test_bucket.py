@@ -27,6 +27,8 @@ from distcache.storage.url import address_of
 from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.scripted_s3 import ScriptedS3
 
+pytestmark = pytest.mark.slow
+
 URL = "s3://bucket/object"
 CONTENT = bytes(np.random.default_rng(8).integers(0, 256, 300_000, dtype=np.uint8))
 Scale = Callable[[float], None]

@@ -15,6 +15,8 @@ from distcache.errors import ConfigError
 from tests.support import here
 from tests.train.test_rows import count_of, fields_of, write_rows
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Any:

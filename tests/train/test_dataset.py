@@ -23,6 +23,8 @@ from distcache.node.upkeep import list_store
 from tests.support import here
 from tests.support.corpora import write_corpus, write_lengths
 
+pytestmark = [pytest.mark.slow, pytest.mark.wild]
+
 
 def as_lists(sample: dict[str, Any]) -> dict[str, list[Any]]:
     """Return a sample in a form that compares."""
@@ -149,7 +151,6 @@ def test_what_is_asked_for_must_be_there(
         distcache.open(cache).dataset(split, **options)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_workers_of_both_kinds(cache: Path, store: Path, method: str) -> None:

@@ -62,7 +62,7 @@ class Numbers(Dataset[torch.Tensor]):
         return list(tensors["x"])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_workers_stay(workers: int) -> None:
     """All batches of an epoch can be held at a time."""

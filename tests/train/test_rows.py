@@ -20,6 +20,8 @@ from tests.support import here
 from tests.support.mds_corpora import write_tokens
 from tests.support.mds_writer import encode, write_mds
 
+pytestmark = pytest.mark.wild
+
 KINDS = {"audio": "bytes", "text": "str", "n": "int", "tags": "json", "mel": "ndarray:float32"}
 
 

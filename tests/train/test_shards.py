@@ -19,6 +19,8 @@ from tests.support.corpora import write_corpus
 from tests.support.mds_corpora import DOCUMENTS, fields_of, write_tokens
 from tests.support.mds_writer import write_mds
 
+pytestmark = pytest.mark.wild
+
 
 def samples_of(cache: str | Path, split: str = "train") -> list[Any]:
     """Return the tokens of all samples of a split."""

@@ -119,7 +119,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(here.build(fields, directory, "many").path)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 8, 500])
 def test_many_files_are_opened_once(
     many: Path, batch: int, monkeypatch: pytest.MonkeyPatch
@@ -144,7 +144,7 @@ def test_many_files_are_opened_once(
 
 
 @pytest.mark.few(1)
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "most"), [(64, 56), (256, 200), (1024, 900), (HIGH, 800)])
 def test_limits_of_descriptors(many: Path, limit: int, most: int) -> None:
     """The soft limit is raised to the hard one, a reserve is kept, and all samples are read."""

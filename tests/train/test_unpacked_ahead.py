@@ -26,6 +26,8 @@ from tests.support.samples import tokens_of
 from tests.train.buckets.reading import end_fetcher, status
 from tests.train.test_rows import KINDS, sample
 
+pytestmark = pytest.mark.slow
+
 WINDOWS: dict[str, Any] = {
     "order": "windows",
     "window": 2,

@@ -16,6 +16,8 @@ from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from tests.support import texts
 
+pytestmark = pytest.mark.slow
+
 LLAMA = {
     "tokenizer_class": "LlamaTokenizerFast",
     **{"bos_token": "<s>", "eos_token": texts.END, "unk_token": texts.END},
@@ -52,7 +54,6 @@ def theirs(directory: Path, *, around: bool) -> list[list[int]]:
 
 
 @pytest.mark.few(1)
-@pytest.mark.long
 @pytest.mark.parametrize("template", ["$A", "<s> $A", f"<s> $A {texts.END}"])
 @pytest.mark.parametrize("stated", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
 @pytest.mark.parametrize("kind", [LLAMA, PLAIN], ids=["llama", "plain"])

@@ -31,6 +31,8 @@ from tests.support import here
 from tests.support.hard_texts import KINDS, PATTERNS, hard_texts, train
 from tests.support.texts import END, write_jsonl
 
+pytestmark = pytest.mark.slow
+
 FAST = ("gpt2", "llama3", "qwen", "o200k", "llama2", "metaspace")
 VERSION = importlib.metadata.version("gigatoken")
 NEW = "\U00016ebb"  # a letter since Unicode 17

@@ -1,4 +1,4 @@
-"""What a machine lacks is found; `tests/peers/test_doctor.py` asks Megatron itself."""
+"""What a machine lacks is found; `tests/judges/test_doctor.py` asks Megatron itself."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from tests.support.scripted_s3 import ScriptedS3
 from tests.support.waiting import wait_until
 from tests.train.buckets.reading import batches, status
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_changed_object(remote: CachedDataset, server: ScriptedS3, local: Path) -> None:
     """It is an error that names it, for what is read ahead and for what is not."""
@@ -69,7 +71,6 @@ def told_while_away(
 
 
 @pytest.mark.more
-@pytest.mark.long
 def test_a_store_that_stays_away_from_what_is_on_its_way(
     server: ScriptedS3, hurry: Callable[[float], CachedDataset]
 ) -> None:
@@ -81,7 +82,6 @@ def test_a_store_that_stays_away_from_what_is_on_its_way(
 
 
 @pytest.mark.more
-@pytest.mark.long
 def test_a_store_that_is_away_is_asked_by_one(
     server: ScriptedS3, hurry: Callable[[float], CachedDataset]
 ) -> None:
@@ -97,7 +97,6 @@ def test_a_store_that_is_away_is_asked_by_one(
 
 
 @pytest.mark.few(2)
-@pytest.mark.long
 @pytest.mark.parametrize(
     "fault", ["429", "500", "503", "refuse", "reset:10", "truncate:10", "stall:10:1"]
 )
@@ -117,7 +116,6 @@ def test_a_fault_that_passes(
 
 
 @pytest.mark.few(3)
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("always", "words"),
     [

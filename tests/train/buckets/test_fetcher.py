@@ -22,6 +22,8 @@ from tests.support.secrets import MARK, places_with_secrets
 from tests.support.waiting import wait_until
 from tests.train.buckets.reading import batches, status
 
+pytestmark = pytest.mark.slow
+
 
 def test_no_secret_is_kept(
     remote: CachedDataset, local: Path, monkeypatch: pytest.MonkeyPatch

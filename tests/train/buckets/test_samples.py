@@ -19,6 +19,8 @@ from tests.support.buckets import name_of, put_cache
 from tests.support.scripted_s3 import ScriptedS3
 from tests.train.buckets.reading import batches, equal
 
+pytestmark = pytest.mark.slow
+
 
 def test_samples_are_those_of_files(
     remote: CachedDataset, files: CachedDataset, server: ScriptedS3

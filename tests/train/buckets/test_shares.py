@@ -14,6 +14,8 @@ from distcache.train.read_ahead import AnnouncedIndex
 from tests.support.waiting import wait_until
 from tests.train.buckets.reading import status
 
+pytestmark = pytest.mark.slow
+
 BUDGET = 96 << 10
 
 

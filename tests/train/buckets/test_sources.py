@@ -26,6 +26,8 @@ from tests.support.mds_corpora import fields_of, write_tokens
 from tests.support.scripted_s3 import ScriptedS3
 from tests.train.buckets.reading import batches, end_fetcher, equal, status
 
+pytestmark = pytest.mark.slow
+
 BUDGET = 1 << 20
 
 
