@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
-JUDGES = {"first_batch": "0.19.2", "packing": "0.19.2", "shards": "streaming"}
+JUDGES = {"first_batch": "0.19.2", "packing": "bridge-0.6.2", "shards": "streaming"}
 
 
 def names() -> list[str]:

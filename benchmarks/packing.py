@@ -2,7 +2,7 @@
 
 Documents of log-normal lengths (600 tokens, sigma 1.2), rows of 4,096 tokens, longer documents cut
 to a row for all. Medians of alternating rounds, in seconds of CPU; the packers are those that
-`scripts/judges 0.19.2` has unpacked, in Python. Bridge's is quadratic: it gets fewer
+`scripts/judges bridge-0.6.2` has unpacked, in Python. Bridge's is quadratic: it gets fewer
 documents. Then the kernel alone, which also counts and shuffles, at 10^8 documents in two groups.
 
     python benchmarks/packing.py
