@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gigatoken
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,7 +23,6 @@ from distcache.errors import ConfigError, DistcacheError
 from distcache.ingest.pipeline import IngestOutcome
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.gigatoken import engine as gigatoken_engine
-from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken
 from distcache.ingest.tokenizers.gigatoken.trials import CLASSES, WORDS
 from distcache.ingest.tokenizers.huggingface import HuggingFace
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, TokenizerOptions
@@ -32,6 +32,69 @@ from tests.support.hard_texts import KINDS, PATTERNS, hard_texts, train
 from tests.support.texts import END, write_jsonl
 
 pytestmark = pytest.mark.slow
+
+
+class SpoiltLibrary:
+    """Gigatoken itself, but for what a test does to it.
+
+    Attributes
+    ----------
+    wrong : callable
+        Returns whether a text gets a wrong token.
+    refuses : bool
+        Whether every text is refused.
+    loaded : int
+        Tokenizers that were made.
+    """
+
+    def __init__(self) -> None:
+        self.wrong: Callable[[str], bool] = lambda _: False
+        self.refuses = False
+        self.loaded = 0
+        self._original = gigatoken.Tokenizer
+
+    def from_json(self, content: bytes) -> SpoiltLibrary.Loaded:
+        """Take the place of the class."""
+        self.loaded += 1
+        return self.Loaded(self, self._original.from_json(content))
+
+    class Loaded:
+        """A tokenizer of the library."""
+
+        def __init__(self, library: SpoiltLibrary, own: Any) -> None:
+            self._library = library
+            self._own = own
+
+        def encode(self, text: str) -> Any:
+            """Encode a text, rightly or not."""
+            if self._library.refuses:
+                raise ValueError("panic")
+            found = np.array(self._own.encode(text), np.uint32)
+            if self._library.wrong(text) and len(found):
+                found[-1] ^= 1
+            return found
+
+        def encode_batch(self, texts: list[str], **options: Any) -> Any:
+            """Encode many texts."""
+            if self._library.refuses:
+                raise ValueError("panic")
+            assert not any(map(self._library.wrong, texts)), "those are encoded one by one"
+            return self._own.encode_batch(texts, **options)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> SpoiltLibrary:
+    """The library, which tests can spoil."""
+    spoilt = SpoiltLibrary()
+    monkeypatch.setattr(gigatoken, "Tokenizer", spoilt)
+    return spoilt
+
+
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let both encode one of so many texts."""
+    return lambda of: monkeypatch.setattr(gigatoken_engine, "COMPARED_OF", of)
+
 
 FAST = ("gpt2", "llama3", "qwen", "o200k", "llama2", "metaspace")
 VERSION = importlib.metadata.version("gigatoken")
@@ -215,19 +278,10 @@ def test_merges_in_another_order(files: Callable[[str], Path], tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["~}", "\u00e9", "1" * 300, "\t\t"])
 def test_a_difference_in_trials(
-    text: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    text: str, files: Callable[[str], Path], library: SpoiltLibrary
 ) -> None:
     """A difference in trials leaves all texts to the library."""
-    encode = gigatoken_engine._encode
-
-    def wrong(engine: Any, texts: list[str], *, alone: bool) -> Encoded:
-        found = encode(engine, texts, alone=alone)
-        bad = [place for place, trial in enumerate(texts) if text in trial]
-        for place in bad:
-            found.ids[found.lengths[: place + 1].sum() - 1] ^= 1
-        return found
-
-    monkeypatch.setattr(gigatoken_engine, "_encode", wrong)
+    library.wrong = lambda trial: text in trial
     found = load_file(files("gpt2"))
     assert found.note is not None
     assert "makes other tokens of a trial" in found.note
@@ -252,47 +306,35 @@ def test_what_the_library_refuses(engines: Callable[..., AnyTokenizer]) -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "metaspace"])
 def test_what_only_gigatoken_refuses(
-    kind: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    kind: str, files: Callable[[str], Path], library: SpoiltLibrary
 ) -> None:
     """What only gigatoken refuses goes to the library."""
     path = files(kind)
     found, theirs = load_file(path), load_file(path, "tokenizers")
-
-    def refuse(*_: object, alone: bool) -> Encoded:
-        raise ValueError("panic")
-
-    monkeypatch.setattr(gigatoken_engine, "_encode", refuse)
+    library.refuses = True
     texts = ["a", "b c", "\U00050000"]  # the last one has a code point that was never compared
     for _ in range(3):
         encoded = found.encode(texts)
         assert lists(encoded) == lists(theirs.encode(texts))
         assert encoded.by_library == 3
-    monkeypatch.undo()
+    library.refuses = False
     assert found.encode(texts).by_library == 1  # that code point stays with the library
 
 
 def test_engines_that_have_grown_are_made_anew(
-    files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    files: Callable[[str], Path], library: SpoiltLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, and then when they have grown again; the tokens are the same."""
-    loaded = []
-    load = gigatoken_engine._load
-
-    def counted(content: bytes) -> Any:
-        loaded.append(content)
-        return load(content)
-
+    """Whenever they have grown again; the tokens are the same."""
     found = load_file(files("gpt2"))
-    monkeypatch.setattr(gigatoken_engine, "_load", counted)
-    monkeypatch.setattr(gigatoken_engine, "CHARACTERS", 1000)
     texts = ["some text", "and more " * 200]
-    theirs = lists(found.encode(texts))
-    found._pool._resident = 0  # type: ignore[union-attr]
-    for resident, count in ((0, 0), (1 << 20, 0), (1 << 30, 1), (1 << 30, 1), (1 << 31, 2)):
-        monkeypatch.setattr(gigatoken_engine, "_resident_bytes", lambda found=resident: found)
-        for _ in range(2):
-            assert lists(found.encode(texts)) == theirs
-        assert len(loaded) == count
+    theirs, before = lists(found.encode(texts)), library.loaded
+    monkeypatch.setattr(gigatoken_engine, "CHARACTERS", 1000)
+    assert lists(found.encode(texts)) == theirs
+    assert library.loaded == before
+    monkeypatch.setattr(gigatoken_engine, "GROWTH", -(1 << 40))  # any size is more
+    for _ in range(3):
+        assert lists(found.encode(texts)) == theirs
+    assert library.loaded == before + 2
 
 
 @pytest.mark.more
@@ -306,26 +348,20 @@ def test_threads(engines: Callable[..., AnyTokenizer]) -> None:
 
 
 def test_a_difference_names_the_document(
-    files: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Callable[[str], Path],
+    library: SpoiltLibrary,
+    compare: Callable[[int], None],
+    tmp_path: Path,
 ) -> None:
     """And ends the ingest, also if invalid rows are to be skipped."""
-    encode = gigatoken_engine._encode
-
-    def wrong(engine: Any, texts: list[str], *, alone: bool) -> Encoded:
-        found = encode(engine, texts, alone=alone)
-        bad = [place for place, text in enumerate(texts) if "bad document" in text]
-        if bad:
-            found.ids[found.lengths[: bad[0]].sum()] ^= 1
-        return found
-
-    monkeypatch.setattr(gigatoken_engine, "_encode", wrong)
-    monkeypatch.setattr(gigatoken_engine, "COMPARED_OF", 1)
+    library.wrong = lambda text: "bad document" in text
+    compare(1)
     texts = [["one", "two"], [], ["three", "a bad document"], "four"]
     path = write_jsonl(tmp_path / "d.jsonl", texts)
     with pytest.raises(
         DistcacheError, match=r"d\.jsonl: line 3.*gigatoken .* and.*--engine"
     ) as found:
-        run(path, files("gpt2"), tmp_path / "out", on_error="skip")
+        run(path, files("gpt2"), tmp_path / "out", 1, on_error="skip")
     assert found.value.exit_code == 1, "the input is sound"
 
 
@@ -336,10 +372,10 @@ def run(path: Path, tokenizer: Path, out: Path, threads: int = 2, **fields: Any)
 
 
 def test_receipts_say_it(
-    files: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Callable[[str], Path], tmp_path: Path, compare: Callable[[int], None]
 ) -> None:
     """Which engine, its version and what went where, the same for any number of threads."""
-    monkeypatch.setattr(gigatoken_engine, "COMPARED_OF", 10)
+    compare(10)
     texts = [*itertools.islice(hard_texts(), 100), f"a{NEW}", f"b{END}"]
     path = write_jsonl(tmp_path / "d.jsonl", texts)
     for name, threads, engine in (("a", 1, "auto"), ("b", 3, "auto"), ("c", 2, "tokenizers")):
@@ -360,11 +396,11 @@ def test_receipts_say_it(
 
 
 def test_some_are_compared(
-    engines: Callable[..., AnyTokenizer], monkeypatch: pytest.MonkeyPatch
+    engines: Callable[..., AnyTokenizer], compare: Callable[[int], None]
 ) -> None:
     """A share of texts that depends on nothing but the texts."""
     found = engines("gpt2")
-    monkeypatch.setattr(gigatoken_engine, "COMPARED_OF", 10)
+    compare(10)
     texts = [f"text {place}" * (place % 7) for place in range(1000)]
     counts = {found.encode(texts).compared for _ in range(3)}
     assert len(counts) == 1
@@ -372,19 +408,12 @@ def test_some_are_compared(
 
 
 def test_differences_are_no_refusals(
-    engines: Callable[..., AnyTokenizer], monkeypatch: pytest.MonkeyPatch
+    files: Callable[[str], Path], library: SpoiltLibrary, compare: Callable[[int], None]
 ) -> None:
     """A reader may skip what is refused, but not this."""
-    monkeypatch.setattr(gigatoken_engine, "COMPARED_OF", 1)
-    found = engines("gpt2")
-    assert isinstance(found, Gigatoken)
-    encode = found._pool.encode
-
-    def wrong(texts: list[str]) -> Encoded:
-        encoded = encode(texts)
-        return encoded._replace(ids=np.zeros_like(encoded.ids))
-
-    monkeypatch.setattr(found._pool, "encode", wrong)
+    compare(1)
+    found = load_file(files("gpt2"), "gigatoken")
+    library.wrong = lambda text: text == "some text"
     with pytest.raises(EnginesDiffer):
         found.encode(["some text"])
 
