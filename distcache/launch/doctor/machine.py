@@ -22,7 +22,7 @@ from distcache.launch.commands import run_command
 from distcache.launch.slurm import PLUGINS_OF, find_plugin
 from distcache.node.store import local_directory
 from distcache.ranks.job_environment import cgroup_limits, usable_cores
-from distcache.storage.space import space_at
+from distcache.storage.space import Space, space_at
 from distcache.storage.timeouts import limits
 
 TOPIC: Final = "mpiexec"
@@ -137,11 +137,15 @@ def examine_machine(environment: Mapping[str, str]) -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             named.append(f"no {name}")
     yield Finding("ok", "versions", f"Python {platform.python_version()}, {', '.join(named)}")
-    yield _found("MPI and Slurm", _mpi)
+    has_mpi4py, has_srun = find_spec("mpi4py") is not None, shutil.which("srun") is not None
+    yield _found(
+        "MPI and Slurm",
+        lambda: judge_mpi(has_mpi4py, has_srun, lambda: find_plugin(SEVERAL_TASKS)),
+    )
     yield _found("mpiexec", examine_launcher)
     yield _found("local disk", lambda: _local(environment))
-    yield _descriptors()
-    yield _found("limits", _limits)
+    yield judge_descriptors(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield _found("limits", lambda: judge_limits(limits_here()))
 
 
 def _found(topic: str, examine: Callable[[], Finding]) -> Finding:
@@ -156,14 +160,15 @@ def _one_line(error: BaseException) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines())
 
 
-def _mpi() -> Finding:
+def judge_mpi(has_mpi4py: bool, has_srun: bool, find: Callable[[], str]) -> Finding:
+    """Return whether Slurm starts ranks of mpi4py's library; `find` returns the plugin for it."""
     topic = "MPI and Slurm"
-    if find_spec("mpi4py") is None:  # training does not need it
+    if not has_mpi4py:  # training does not need it
         return Finding("warning", topic, "there is no mpi4py here: builds and agents have one rank")
-    if shutil.which("srun") is None:
+    if not has_srun:
         return Finding("warning", topic, "there is no srun here: jobs cannot be submitted")
     try:
-        plugin = find_plugin(SEVERAL_TASKS)
+        plugin = find()
     except ConfigError:
         raise  # a library without a plugin
     except DistcacheError as error:
@@ -172,13 +177,17 @@ def _mpi() -> Finding:
 
 
 def _local(environment: Mapping[str, str]) -> Finding:
-    topic = "local disk"
     directory = local_directory(None, environment)
     if directory is None:
         text = "not set: loaders read shared files; set DISTCACHE_LOCAL_DIR, or localize --store"
-        return Finding("warning", topic, text)
+        return Finding("warning", "local disk", text)
     there = next(path for path in (directory, *directory.parents) if path.exists())
-    space = space_at(there)
+    return judge_disk(directory, space_at(there))
+
+
+def judge_disk(directory: Path, space: Space) -> Finding:
+    """Return whether a node's directory has room for copies."""
+    topic = "local disk"
     free = f"{space.free / 2**30:.0f} GiB free"
     if space.in_memory:
         return Finding("warning", topic, f"{directory}: is memory ({free}), which jobs lack then")
@@ -187,33 +196,51 @@ def _local(environment: Mapping[str, str]) -> Finding:
     return Finding("ok", topic, f"{directory}: {free}")
 
 
-def _descriptors() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def judge_descriptors(soft: int, hard: int) -> Finding:
+    """Return whether a process may have enough files open."""
     text = f"{soft} open files, at most {hard}"
     if hard != resource.RLIM_INFINITY and hard < FEW_DESCRIPTORS:
         return Finding("warning", "descriptors", f"{text}: loaders reopen .bin files all the time")
     return Finding("ok", "descriptors", text)
 
 
-def _limits() -> Finding:
-    """Say what the cgroups of a container or a job leave of the machine."""
-    cores, all_cores = usable_cores(), os.cpu_count() or 1
-    memory, processes = _least("memory.max"), _least("pids.max")
-    memory = min(memory, _least("memory.limit_in_bytes"))
+class Limits(msgspec.Struct, frozen=True):
+    """What the cgroups of a container or a job leave of a machine."""
+
+    cores: int  # that this process may use
+    all_cores: int
+    memory: int  # bytes; UNLIMITED without a limit
+    processes: int  # threads count too; UNLIMITED without a limit
+    shared: int  # bytes free in SHARED_MEMORY
+    own_processes: bool  # whether this is a PID namespace of its own
+
+
+def limits_here() -> Limits:
+    """Return the limits of this process."""
+    memory = min(_least("memory.max"), _least("memory.limit_in_bytes"))
     shared = space_at(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
-    said = [f"{cores} of {all_cores} cores", f"{shared / 2**20:,.0f} MiB in {SHARED_MEMORY}"]
+    own = _has_own_processes(Path("/proc/2/comm"))
+    return Limits(usable_cores(), os.cpu_count() or 1, memory, _least("pids.max"), shared, own)
+
+
+def judge_limits(found: Limits) -> Finding:
+    """Say the limits, and what to do where they are few."""
+    said = [
+        f"{found.cores} of {found.all_cores} cores",
+        f"{found.shared / 2**20:,.0f} MiB in {SHARED_MEMORY}",
+    ]
     problems = []
-    if _has_own_processes(Path("/proc/2/comm")):
+    if found.own_processes:
         said.append("a PID namespace of its own: other jobs that died are known by their silence")
-    if memory < UNLIMITED:
-        said.append(f"{memory / 2**30:.1f} GiB of memory")
-    if processes < UNLIMITED:
-        said.append(f"{processes} processes and threads")
-    if memory < LITTLE_MEMORY:
+    if found.memory < UNLIMITED:
+        said.append(f"{found.memory / 2**30:.1f} GiB of memory")
+    if found.processes < UNLIMITED:
+        said.append(f"{found.processes} processes and threads")
+    if found.memory < LITTLE_MEMORY:
         problems.append("give more memory, or --memory-limit to a build")
-    if processes < FEW_PROCESSES:
+    if found.processes < FEW_PROCESSES:
         problems.append("allow more processes (--pids-limit), or give --threads 1")
-    if shared < LITTLE_SHARED:
+    if found.shared < LITTLE_SHARED:
         problems.append(
             "ranks of one node and workers of loaders pass data through shared memory: give the "
             "container more (--shm-size 1g, or --ipc host)"

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from distcache.errors import ConfigError, DistcacheError
-from distcache.launch.doctor import machine
-from distcache.launch.doctor.machine import Finding, examine_machine
+from distcache.launch.doctor.machine import (
+    LITTLE_SPACE,
+    UNLIMITED,
+    Finding,
+    Limits,
+    examine_machine,
+    judge_descriptors,
+    judge_disk,
+    judge_limits,
+    judge_mpi,
+)
+from distcache.storage.space import space_at
 from tests.support.processes import start
 
 
@@ -22,46 +33,37 @@ def finding(topic: str, environment: dict[str, str] | None = None) -> Finding:
     return {found.topic: found for found in examine_machine(environment or {})}[topic]
 
 
-def test_the_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_disk() -> None:
     """The local disk is named, large enough, and not memory."""
     assert "not set" in finding("local disk").text
-    named = {"DISTCACHE_LOCAL_DIR": str(tmp_path / "a" / "b")}
-    monkeypatch.setattr(machine, "LITTLE_SPACE", 0)
-    assert finding("local disk", named).level == "ok"
-    monkeypatch.setattr(machine, "LITTLE_SPACE", 1 << 60)
-    assert finding("local disk", named).level == "warning"
     memory = finding("local disk", {"DISTCACHE_LOCAL_DIR": "/dev/shm/x"})
     assert "is memory" in memory.text
+    for free, level in ((LITTLE_SPACE, "ok"), (LITTLE_SPACE - 1, "warning")):
+        space = msgspec.structs.replace(space_at(Path("/")), free=free, in_memory=False)
+        assert judge_disk(Path("/local"), space).level == level
 
 
-def test_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_descriptors() -> None:
     """Few descriptors are enough, but slow."""
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
-    assert finding("descriptors").level == "warning"
+    assert judge_descriptors(256, 512).level == "warning"
+    assert judge_descriptors(256, 1 << 20).level == "ok"
 
 
-@pytest.mark.parametrize(
-    ("error", "level"),
-    [(ConfigError("no plugin"), "problem"), (DistcacheError("no controller"), "warning")],
-)
-def test_slurm(
-    error: Exception, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm() -> None:
     """A library without a plugin is a problem; a Slurm that does not answer may be elsewhere."""
 
-    def find(_: int) -> str:
-        raise error
+    def fail(error: Exception) -> Callable[[], str]:
+        def find() -> str:
+            raise error
 
-    monkeypatch.setattr(machine, "find_spec", lambda name: name)
-    monkeypatch.setattr(machine.shutil, "which", lambda _: "/usr/bin/srun")
-    monkeypatch.setattr(machine, "find_plugin", find)
-    assert finding("MPI and Slurm").level == level
-    monkeypatch.setattr(machine, "find_plugin", lambda _: "pmi2")
-    assert finding("MPI and Slurm").text.startswith("srun --mpi=pmi2")
-    monkeypatch.setattr(machine.shutil, "which", lambda _: None)
-    assert "no srun" in finding("MPI and Slurm").text
-    monkeypatch.setattr(machine, "find_spec", lambda _: None)
-    assert "no mpi4py" in finding("MPI and Slurm").text
+        return find
+
+    with pytest.raises(ConfigError):
+        judge_mpi(True, True, fail(ConfigError("no plugin")))
+    assert judge_mpi(True, True, fail(DistcacheError("no controller"))).level == "warning"
+    assert judge_mpi(True, True, lambda: "pmi2").text.startswith("srun --mpi=pmi2")
+    assert "no srun" in judge_mpi(True, False, lambda: "pmi2").text
+    assert "no mpi4py" in judge_mpi(False, True, lambda: "pmi2").text
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -81,33 +83,29 @@ def test_the_command(tmp_path: Path) -> None:
     assert "torchrun: is not a directory" in wrong.stderr
 
 
-def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_a_container() -> None:
     """Its quota, memory and processes are said, and what to do where they are few."""
-    limits = {"memory.max": "1073741824", "pids.max": "64"}
-    monkeypatch.setattr(machine, "cgroup_limits", lambda name: iter([limits.get(name, "max")]))
-    monkeypatch.setattr(machine, "usable_cores", lambda: 1)
-    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "none")
-    found = finding("limits")
+    found = judge_limits(Limits(1, 8, 1 << 30, 64, 0, own_processes=False))
     assert found.level == "warning"
-    for text in ("1 of ", "1.0 GiB of memory", "64 processes", "--threads 1", "--shm-size"):
+    for text in ("1 of 8", "1.0 GiB of memory", "64 processes", "--threads 1", "--shm-size"):
         assert text in found.text
-    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
-    limits.clear()
-    assert finding("limits").level == "ok"
+    assert (
+        judge_limits(Limits(8, 8, UNLIMITED, UNLIMITED, 1 << 30, own_processes=True)).level == "ok"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
 def test_a_pid_namespace_of_its_own() -> None:
     """It is that of a process beside which the kernel's are not to be seen."""
     unshared = ["unshare", "--pid", "--fork", "--mount-proc"]
-    program = "from distcache.launch.doctor.machine import _limits; print(_limits().text)"
+    program = "from distcache.launch.doctor.machine import limits_here; print(limits_here())"
     found = [
         subprocess.run(
             [*before, sys.executable, "-c", program], capture_output=True, text=True, check=True
         ).stdout
         for before in ([], unshared)
     ]
-    assert "a PID namespace of its own" in found[1]
+    assert "own_processes=True" in found[1]
     second = Path("/proc/2/comm")
     here = second.is_file() and second.read_text(encoding="utf-8") == "kthreadd\n"
-    assert ("a PID namespace of its own" in found[0]) == (not here)
+    assert ("own_processes=True" in found[0]) == (not here)
