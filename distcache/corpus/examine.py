@@ -118,8 +118,13 @@ def _outline(prefixes: Sequence[str], threads: int) -> list[Outline]:
             return map_in_threads(outline, prefixes, threads_for(prefixes, threads))
         begin = time.perf_counter()
         first = [outline(prefix) for prefix in prefixes[:PROBED_CORPORA]]
-        slow = time.perf_counter() - begin >= len(first) * WORTH_WAITING
-        return first + map_in_threads(outline, prefixes[PROBED_CORPORA:], threads if slow else 1)
+        some = threads_worth((time.perf_counter() - begin) / max(len(first), 1), threads)
+        return first + map_in_threads(outline, prefixes[PROBED_CORPORA:], some)
+
+
+def threads_worth(seconds: float, threads: int) -> int:
+    """Return how many threads open files of which one takes so many seconds."""
+    return threads if seconds >= WORTH_WAITING else 1
 
 
 def _run(task: _Task, head: Outline) -> _Finding:

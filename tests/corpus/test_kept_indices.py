@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from distcache.corpus import CorpusFacts, corpus, examine, open_idx
-from distcache.corpus.corpus import keeping_indices, open_examined
+from distcache.corpus import CorpusFacts, corpus
+from distcache.corpus.corpus import KEPT_INDEX, keeping_indices, open_examined
+from distcache.corpus.examine import WORTH_WAITING, threads_worth
 from distcache.errors import CorpusError
 from tests.support import here
 from tests.support.corpora import write_lengths
@@ -36,16 +36,21 @@ def test_only_within_blocks(facts: list[CorpusFacts]) -> None:
 
 
 def test_their_number_is_bounded(facts: list[CorpusFacts], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first ones are kept while there is room, and large ones are not kept at all."""
+    """The first ones are kept while there is room."""
     monkeypatch.setattr(corpus, "MAX_OPEN_INDICES", 2)
     with keeping_indices():
         first, second, third = map(open_examined, facts)
         assert open_examined(facts[0]) is first
         assert open_examined(facts[1]) is second
         assert open_examined(facts[2]) is not third
-    monkeypatch.setattr(corpus, "KEPT_INDEX", facts[0].idx_size - 1)
+
+
+def test_large_indices_are_not_kept(tmp_path: Path) -> None:
+    """Of more than a megabyte."""
+    large = here.sound(write_lengths(tmp_path / "large", np.ones(60_000, np.int64)))
+    assert large.idx_size > KEPT_INDEX
     with keeping_indices():
-        assert open_examined(facts[0]) is not open_examined(facts[0])
+        assert open_examined(large) is not open_examined(large)
 
 
 def test_what_could_not_be_read_is_opened_again(facts: list[CorpusFacts]) -> None:
@@ -80,31 +85,21 @@ def test_one_opening_serves_an_examination(
 ) -> None:
     """The header, the check and the build read the same mapping."""
     opened = []
-    monkeypatch.setattr(
-        corpus, "open_idx", lambda prefix: opened.append(prefix) or open_idx(prefix)
-    )
+    original = os.open
+
+    def noting(path: str, *more: Any, **options: Any) -> int:
+        opened.append(str(path))
+        return original(path, *more, **options)
+
+    monkeypatch.setattr(os, "open", noting)
     with keeping_indices():
         found = here.facts([known.prefix for known in facts])
         for known in found.values():
             open_examined(known)
-    assert opened == [known.prefix for known in facts]
+    assert [path for path in opened if path.endswith(".idx")] == [f"{f.prefix}.idx" for f in facts]
 
 
-@pytest.mark.parametrize(("wait", "most"), [(0.0, 2), (60.0, 1)])
-def test_threads_are_for_files_that_take_long(
-    facts: list[CorpusFacts], wait: float, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_are_for_files_that_take_long() -> None:
     """Several open files only where the first ones took long; others would wait for each other."""
-    monkeypatch.setattr(examine, "PROBED_CORPORA", 1)
-    monkeypatch.setattr(examine, "WORTH_WAITING", wait)
-    used: list[int] = []
-
-    def map_and_count(
-        action: Callable[[Any], Any], items: Sequence[Any], threads: int
-    ) -> list[Any]:
-        used.append(threads)
-        return list(map(action, items))
-
-    monkeypatch.setattr(examine, "map_in_threads", map_and_count)
-    here.facts([known.prefix for known in facts], 2)
-    assert used[0] == most
+    assert threads_worth(WORTH_WAITING, 8) == 8
+    assert threads_worth(WORTH_WAITING / 2, 8) == 1
