@@ -202,9 +202,9 @@ def test_a_disk_that_somebody_else_fills(
         text=True,
     )
     wait_until(lambda: bool(list(root.glob("caches/.*.part"))), "a copy that has begun", 60)
-    fill(small_disk, 0)
+    fill(small_disk, 1 << 20)
     with contextlib.suppress(OSError), open(small_disk / "filler", "ab", buffering=0) as stream:
-        while True:  # what is left within blocks
+        while True:  # the last megabyte, within blocks, too
             stream.write(bytes(512))
     errors = job.communicate(timeout=LIMIT)[1]
     assert job.returncode == 6, errors
