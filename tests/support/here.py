@@ -23,7 +23,6 @@ from distcache.corpus.examine import examine as examine_corpora
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import Receipt
 from distcache.corpus.soundness import Fault
-from distcache.edit.audit import audit as audit_corpora
 from distcache.edit.copy_corpora import copy_corpora
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
@@ -169,4 +168,6 @@ def audit(
     corpora: Mapping[str, CorpusFacts], receipts: Mapping[str, Receipt], **options: Any
 ) -> list[Fault]:
     """Audit corpora against their receipts; options are those of `audit`."""
+    from distcache.edit.audit import audit as audit_corpora  # noqa: PLC0415  it needs pyarrow
+
     return audit_corpora(ALONE, corpora, receipts, **options)
