@@ -183,6 +183,20 @@ def scale_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], No
 
 
 @pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of the files that this process opens by `os.open`, in their order."""
+    paths: list[str] = []
+    original = os.open
+
+    def noting(path: Any, *more: Any, **options: Any) -> int:
+        paths.append(str(path))
+        return original(path, *more, **options)
+
+    monkeypatch.setattr(os, "open", noting)
+    return paths
+
+
+@pytest.fixture
 def shared(tmp_path: Path) -> Path:
     """A directory for caches."""
     directory = tmp_path / "shared"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -80,18 +79,9 @@ def test_another_file_is_opened(facts: list[CorpusFacts]) -> None:
             open_examined(facts[0])
 
 
-def test_one_opening_serves_an_examination(
-    facts: list[CorpusFacts], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_opening_serves_an_examination(facts: list[CorpusFacts], opened: list[str]) -> None:
     """The header, the check and the build read the same mapping."""
-    opened = []
-    original = os.open
-
-    def noting(path: str, *more: Any, **options: Any) -> int:
-        opened.append(str(path))
-        return original(path, *more, **options)
-
-    monkeypatch.setattr(os, "open", noting)
+    opened.clear()
     with keeping_indices():
         found = here.facts([known.prefix for known in facts])
         for known in found.values():
