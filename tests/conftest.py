@@ -17,6 +17,7 @@ from distcache.storage.timeouts import SCALE, limits
 from tests.support import here, needs
 from tests.support.corpora import write_corpora
 from tests.support.large import write_large
+from tests.support.odd import compile_odd
 from tests.support.secrets import places_with_secrets
 
 # Torch would start a thread for each core in every process of the tests.
@@ -134,6 +135,12 @@ def no_secret_is_kept(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if directory is not None:
         assert places_with_secrets(directory) == []
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is preloaded into a process to make its filesystem odd, or to strike at a call."""
+    return compile_odd(tmp_path_factory.mktemp("odd"))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from distcache.builder import readback
 from distcache.cache import open_cache
-from distcache.cache.digests import read_pieces, verify_cache
+from distcache.cache.digests import verify_cache
 from distcache.cache.format import BLOCK_SIZE
 from distcache.errors import DistcacheError
 from distcache.ranks.progress import NullProgress
@@ -45,20 +46,29 @@ def fields(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def showing(
-    change: Callable[[int, np.ndarray[Any, Any]], None],
-) -> Callable[..., Iterator[np.ndarray[Any, Any]]]:
-    """Return a way of reading that changes pieces, by what was read before them."""
-    count = 0
+Change = Callable[[int, np.ndarray[Any, Any]], None]
 
-    def read(descriptor: int, begin: int, end: int) -> Iterator[np.ndarray[Any, Any]]:
-        nonlocal count
-        for piece in read_pieces(descriptor, begin, end):
-            change(count, piece)
-            count += 1
-            yield piece
 
-    return read
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
+    """Let the disk show other bytes: by what was read of the unfinished cache before them."""
+    original = os.preadv
+
+    def begin(change: Change) -> None:
+        count = 0
+
+        def preadv(descriptor: int, buffers: list[Any], offset: int) -> int:
+            nonlocal count
+            done = original(descriptor, buffers, offset)
+            if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".building/data"):
+                change(count, np.frombuffer(buffers[0], np.uint8)[:done])
+                count += 1
+            return done
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        monkeypatch.setattr(readback, "PAUSES", (0.0, 0.0, None))
+
+    return begin
 
 
 def test_blocks_of_a_large_cache(fields: dict[str, Any], tmp_path: Path) -> None:
@@ -72,7 +82,7 @@ def test_blocks_of_a_large_cache(fields: dict[str, Any], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("piece", [0, 1, 30, 63, 64, 65, 66])
 def test_old_bytes_are_read_again(
-    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+    fields: dict[str, Any], tmp_path: Path, show: Callable[[Change], None], piece: int
 ) -> None:
     """Old bytes are read again, and enter no digest, of an array or of a block."""
 
@@ -81,23 +91,24 @@ def test_old_bytes_are_read_again(
             shown[len(shown) // 2 :] = 0
 
     progress = Noting()
-    monkeypatch.setattr(readback, "read_pieces", showing(change))
-    monkeypatch.setattr(readback, "PAUSES", (0.0, None))
+    show(change)
     outcome = here.build(fields, tmp_path, progress=progress)
     assert "1 items differ after read-back; reading again" in progress.notes
     verify_cache(open_cache(outcome.path))
 
 
 def test_bytes_that_are_lost(
-    fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any],
+    tmp_path: Path,
+    show: Callable[[Change], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They end the build, and the section is named; the next build makes the cache."""
 
     def change(_: int, shown: np.ndarray[Any, Any]) -> None:
         shown[:1] ^= 1
 
-    monkeypatch.setattr(readback, "read_pieces", showing(change))
-    monkeypatch.setattr(readback, "PAUSES", (0.0, 0.0, None))
+    show(change)
     with pytest.raises(DistcacheError, match="sequences 0 to 686000 differs after read-back"):
         here.build(fields, tmp_path, "c")
     assert not (tmp_path / "c.h5").exists()

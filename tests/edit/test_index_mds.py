@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from distcache.corpus.mds.index_json import CODECS
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.receipt import read_receipt
-from distcache.edit import index_mds as module
 from distcache.edit import indexed_shards
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
@@ -25,6 +24,8 @@ from distcache.ranks.communicator import Communicator
 from tests.support import here
 from tests.support.mds_corpora import DOCUMENTS, documents_of, virtual_bin, write_tokens
 from tests.support.mds_writer import write_mds
+from tests.support.odd import odd
+from tests.support.processes import start
 from tests.support.threads import run_ranks
 
 pytestmark = pytest.mark.wild
@@ -176,28 +177,17 @@ def test_empty_records_are_sequences_without_tokens(tmp_path: Path) -> None:
     assert receipt.inputs[0].empty == 2
 
 
-def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_goes_on(library: Path, opened: list[str], tmp_path: Path) -> None:
     """What is journaled is not read again, unless it was written to."""
     data = write_tokens(tmp_path / "data", codec="zstd")
-    seen: list[str] = []
-    true = module.scan_shard
-
-    def scan(stored: Any, *words: Any) -> Any:
-        if len(seen) == 4:
-            raise KeyboardInterrupt
-        seen.append(Path(stored.path).name)
-        return true(stored, *words)
-
-    monkeypatch.setattr(module, "scan_shard", scan)
-    with pytest.raises(KeyboardInterrupt):
-        here.index(data, tmp_path / "c")
-    first, seen[:] = list(seen), []
-    monkeypatch.setattr(module, "scan_shard", lambda *w: (seen.append(w[0].path), true(*w))[1])
-    touched = data / first[1]
-    touched.write_bytes(touched.read_bytes())
+    shards = sorted(data.glob("*.zstd"))
+    strike = odd(library, f"strike=kill:read:1:{shards[4]}")
+    died = start(["index", "mds", data, "-o", tmp_path / "c", "--threads", 1], environment=strike)
+    assert died.returncode == -9
+    shards[1].write_bytes(shards[1].read_bytes())
     here.index(data, tmp_path / "c")
-    names = [Path(path).name for path in seen]
-    assert set(names) == {path.name for path in data.glob("*.zstd")} - set(first) | {first[1]}
+    read = {path for path in opened if path.endswith(".zstd")}
+    assert read == {str(path) for path in (shards[1], *shards[4:])}
     assert documents_of(tmp_path / "c") == [document.tolist() for document in DOCUMENTS]
     assert not list(tmp_path.glob(".c*"))
 

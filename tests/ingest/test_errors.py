@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,8 +13,10 @@ from tiktoken_ext.openai_public import r50k_pat_str
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, CorpusError, DistcacheError, NotReady
-from distcache.ingest.rounds import run_rounds
+from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
+from distcache.ranks.progress import NullProgress
 from tests.ingest.test_text import run, single
+from tests.support import here
 from tests.support.texts import read_corpus, write_jsonl
 
 pytestmark = pytest.mark.slow
@@ -154,20 +155,19 @@ def test_files_are_taken_once(tokenizers: Path, tmp_path: Path) -> None:
     assert len(read_corpus(tmp_path / "out")) == 3
 
 
-def test_an_input_that_changes_meanwhile(
-    tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_that_changes_meanwhile(tokenizers: Path, tmp_path: Path) -> None:
     """An input that changes while it is read is noticed before anything is published."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
 
-    def grow(*words: Any) -> Any:
-        with open(path, "ab") as stream:
-            stream.write(GOOD)
-        return run_rounds(*words)
+    class Growing(NullProgress):
+        def phase(self, name: str, total: float = 0) -> None:
+            if name == "reading inputs":
+                with open(path, "ab") as stream:
+                    stream.write(GOOD)
 
-    monkeypatch.setattr("distcache.ingest.pipeline.run_rounds", grow)
+    chosen = TokenizerOptions(str(tokenizers))
     with pytest.raises(CorpusError, match=r"a\.jsonl: has changed while it was read"):
-        run([path], tokenizers, tmp_path / "out")
+        here.ingest_text([path], chosen, tmp_path / "out", progress=Growing())
     assert not list(tmp_path.glob("out*"))
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from distcache.corpus.receipt import Origin
-from distcache.errors import BuildInterrupted, ConfigError, KeyMismatch
+from distcache.errors import ConfigError, KeyMismatch
 from distcache.ingest.output import Output
 from distcache.ranks.progress import NullProgress, Stopwatch
-from distcache.ranks.workspace import Workspace
 from tests.support import here
 from tests.support.corpora import LENGTHS, write_lengths
+from tests.support.odd import odd
+from tests.support.processes import start
 
 
 def claim(output: Output, made_from: str = "0") -> None:
@@ -63,18 +64,10 @@ def flip(path: Path) -> None:
     ],
 )
 def test_a_killed_publication_that_was_damaged(
-    name: str, damage: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, damage: Callable[[Path], None], library: Path, tmp_path: Path
 ) -> None:
     """It is not completed; the corpus is made again."""
-    prefix = write_lengths(tmp_path / "plain", LENGTHS["plain"])
-
-    def die(*_: object) -> None:
-        raise BuildInterrupted("killed")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Workspace, "publish", die)
-        with pytest.raises(BuildInterrupted):
-            here.merge([prefix], tmp_path / "all")
+    prefix = merge_partly(tmp_path, library, 1)
     damage(tmp_path / ".all.ingest" / name)
     here.merge([prefix], tmp_path / "all")
     for suffix in (".bin", ".idx"):
@@ -83,42 +76,30 @@ def test_a_killed_publication_that_was_damaged(
     assert not (tmp_path / ".all.ingest").exists()
 
 
-def publish_partly(directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Merge one corpus, die when two of its files have their names, and damage the third.
-
-    Return the prefix of the corpus.
-    """
+def merge_partly(directory: Path, library: Path, number: int) -> str:
+    """Merge one corpus, and die before so many of its files have their names; return its prefix."""
     prefix = write_lengths(directory / "plain", LENGTHS["plain"])
-
-    original = Workspace.publish
-
-    def die(workspace: Workspace, names: Sequence[tuple[str, str]]) -> None:
-        assert original(workspace, names[:2]) is None
-        raise BuildInterrupted("killed")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Workspace, "publish", die)
-        with pytest.raises(BuildInterrupted):
-            here.merge([prefix], directory / "all")
-    flip(directory / ".all.ingest" / "0.idx")
+    strike = odd(library, f"strike=kill:rename:{number}:{directory}/all")
+    died = start(["merge", prefix, "-o", directory / "all"], environment=strike)
+    assert died.returncode == -9
     return prefix
 
 
-def test_a_partial_publication_that_was_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partial_publication_that_was_damaged(library: Path, tmp_path: Path) -> None:
     """It is withdrawn, and the corpus is made again."""
-    prefix = publish_partly(tmp_path, monkeypatch)
+    prefix = merge_partly(tmp_path, library, 3)
+    flip(tmp_path / ".all.ingest" / "0.idx")
     here.merge([prefix], tmp_path / "all")
     assert (tmp_path / "all.idx").read_bytes() == (tmp_path / "plain.idx").read_bytes()
     assert not (tmp_path / ".all.ingest").exists()
 
 
 def test_another_command_over_a_partial_publication_that_was_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    library: Path, tmp_path: Path
 ) -> None:
     """It is refused before it works, and touches nothing."""
-    prefix = publish_partly(tmp_path, monkeypatch)
+    prefix = merge_partly(tmp_path, library, 3)
+    flip(tmp_path / ".all.ingest" / "0.idx")
     with pytest.raises(KeyMismatch, match=r"all\.bin, .*all\.receipt\.json: already exist"):
         here.merge([prefix, prefix], tmp_path / "all")
     assert (tmp_path / ".all.ingest" / "0.idx").exists()

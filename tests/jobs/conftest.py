@@ -9,13 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.jobs import Inputs, Runner
-from tests.jobs.odd import compile_odd
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is preloaded to make a filesystem odd."""
-    return compile_odd(tmp_path_factory.mktemp("odd"))
 
 
 @pytest.fixture(scope="session")

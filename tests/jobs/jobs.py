@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tests.jobs.odd import odd
 from tests.support import here, texts
 from tests.support.corpora import write_corpora
 from tests.support.large import write_large
 from tests.support.mds_writer import write_mds
+from tests.support.odd import odd
 from tests.support.processes import start
 
 NAME: Final = "out"  # of what a job makes
@@ -185,7 +185,7 @@ class Runner:
     inputs : Inputs
         What they read.
     library : Path
-        What `tests.jobs.odd` has compiled.
+        What `tests.support.odd` has compiled.
     """
 
     def __init__(self, inputs: Inputs, library: Path) -> None:

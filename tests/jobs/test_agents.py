@@ -22,8 +22,8 @@ from distcache.corpus import idx_path
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
-from tests.jobs.odd import odd
 from tests.support import here
+from tests.support.odd import odd
 from tests.support.processes import DISTCACHE, LIMIT, clean_environment, start
 from tests.support.waiting import wait_until
 

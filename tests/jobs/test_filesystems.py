@@ -13,9 +13,9 @@ import pytest
 
 from distcache.cache import open_cache
 from tests.jobs.jobs import NAME, Runner, hidden, published
-from tests.jobs.odd import odd
 from tests.support import here
 from tests.support.caches import workspace_of
+from tests.support.odd import odd
 from tests.support.processes import DISTCACHE, LIMIT, clean_environment, start
 
 NO_LOCKS = [f"flock={number}" for number in (37, 95, 22, 38)]

@@ -20,10 +20,10 @@ from distcache.corpus import bin_path, idx_path
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
-from tests.jobs.odd import odd
 from tests.support import here
 from tests.support.mds_corpora import fields_of, virtual_bin
 from tests.support.mds_writer import write_mds
+from tests.support.odd import odd
 from tests.support.processes import DISTCACHE, LAUNCHERS, LIMIT, clean_environment, launch, start
 
 

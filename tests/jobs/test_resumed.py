@@ -21,8 +21,8 @@ from distcache.cache.digests import verify_cache
 from distcache.cache.readiness import Readiness, State
 from distcache.errors import BuildInterrupted
 from tests.jobs.jobs import JOBS, NAME, Runner, published, with_part
-from tests.jobs.odd import odd
 from tests.support import here
+from tests.support.odd import odd
 from tests.support.processes import DISTCACHE, LIMIT, clean_environment, launch, start
 from tests.support.waiting import wait_until
 

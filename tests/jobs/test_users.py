@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.jobs.jobs import Runner
-from tests.jobs.odd import odd
 from tests.support.caches import workspace_of
 from tests.support.corpora import write_corpora
+from tests.support.odd import odd
 from tests.support.processes import DISTCACHE, LIMIT, clean_environment, start
 from tests.support.texts import write_shard
 

@@ -49,6 +49,20 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "ASK_EVERY", 0.0)
 
 
+@pytest.fixture
+def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let `squeue` say why a job waits."""
+    program = tmp_path / "bin" / "squeue"
+    program.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+    def say(reason: str) -> None:
+        program.write_text(f"#!/bin/sh\necho {reason}\n")
+        program.chmod(0o755)
+
+    return say
+
+
 def test_the_directory_of_a_job_is_private(tmp_path: Path) -> None:
     """Nobody else can put into it what its tasks load."""
     make_private(tmp_path / "new" / "logs")
@@ -215,18 +229,18 @@ def test_a_link_that_a_colleague_could_exchange(tmp_path: Path) -> None:
     ],
 )
 def test_a_job_that_can_never_start_is_an_error(
-    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reason: str, answer: Callable[[str], None], tmp_path: Path
 ) -> None:
     """With what to change; one that waits for its turn is waited for."""
-    monkeypatch.setattr(following, "call", lambda _: f"{reason}\n")
+    answer(reason)
     with pytest.raises(ConfigError, match=f"can never start .{reason}.*change --nodes"):
         follow(Job("PENDING"), tmp_path / "log", lambda _: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("_at_once")
-def test_a_job_that_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_waits_for_its_turn(answer: Callable[[str], None], tmp_path: Path) -> None:
     """It is waited for, and said is for what."""
-    monkeypatch.setattr(following, "call", lambda _: "Resources\n")
+    answer("Resources")
     told: list[str] = []
     job = Job("PENDING", "PENDING", "COMPLETED")
     assert follow(job, tmp_path / "log", told.append) == "COMPLETED"  # type: ignore[arg-type]

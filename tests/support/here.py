@@ -33,7 +33,7 @@ from distcache.edit.select import SelectOptions
 from distcache.edit.select import select as select_documents
 from distcache.edit.selection import Selection
 from distcache.ingest.inputs import TextOptions, TokenOptions
-from distcache.ingest.pipeline import IngestOptions, IngestOutcome, ingest
+from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.node.localize import localize as localize_cache
 from distcache.node.records import Localized, LocalizeOptions
@@ -79,27 +79,25 @@ def localize(
 
 
 def ingest_text(
-    words: Sequence[File], tokenizer: TokenizerOptions, out: File, threads: int = 2, **options: Any
+    words: Sequence[File],
+    tokenizer: TokenizerOptions,
+    out: File,
+    threads: int = 2,
+    *,
+    progress: Progress | None = None,
+    **options: Any,
 ) -> IngestOutcome:
     """Ingest text; options are the fields of `TextOptions`."""
-    return _ingest(words, out, TextOptions(**options), tokenizer, threads)
+    files = [str(word) for word in words]
+    return ingest(ALONE, files, str(out), TextOptions(**options), tokenizer, threads, progress)
 
 
 def ingest_tokens(
     words: Sequence[File], out: File, threads: int = 2, **options: Any
 ) -> IngestOutcome:
     """Ingest tokens; options are the fields of `TokenOptions`."""
-    return _ingest(words, out, TokenOptions(**options), None, threads)
-
-
-def _ingest(
-    words: Sequence[File],
-    out: File,
-    options: IngestOptions,
-    tokenizer: TokenizerOptions | None,
-    threads: int,
-) -> IngestOutcome:
-    return ingest(ALONE, [str(word) for word in words], str(out), options, tokenizer, threads)
+    files = [str(word) for word in words]
+    return ingest(ALONE, files, str(out), TokenOptions(**options), None, threads)
 
 
 def merge(prefixes: Iterable[File], out: File, *, mixed: bool = False) -> Receipt:

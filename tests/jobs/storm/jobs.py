@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from tests.jobs.jobs import JOBS, NAME, Inputs, Runner
-from tests.jobs.odd import compile_odd, odd
+from tests.support.odd import compile_odd, odd
 from tests.support.processes import DISTCACHE, clean_environment, launch
 
 LIMIT: Final = 180  # seconds, after which a job has hung
