@@ -190,6 +190,19 @@ def scale_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], No
 
 
 @pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes limits of a module small (or large), so that little reaches them: numbers only."""
+
+    def change(module: str, **limits: float) -> None:
+        for name, value in limits.items():
+            assert name.isupper(), "only limits are changed, no functions"
+            assert isinstance(value, int | float), "only numbers are limits"
+            monkeypatch.setattr(f"{module}.{name}", value)
+
+    return change
+
+
+@pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths of the files that this process opens by `os.open`, in their order."""
     paths: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,9 @@ def resident(prefix: str) -> int:
     return 1024 * int(own.partition("Rss:")[2].split()[0])
 
 
-def test_lengths_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_are_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
+) -> None:
     """A large section holds the lengths of a step while it is filled, and none afterwards."""
     documents = 1 << 22
     prefix = str(tmp_path / "c")
@@ -64,7 +67,7 @@ def test_lengths_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         most.append(resident(prefix))
         release(self, begin, end)
 
-    monkeypatch.setattr(entries, "FILL_STEP", documents // 8)
+    limit("distcache.builder.entries", FILL_STEP=documents // 8)
     monkeypatch.setattr(Idx, "release_lengths", look_and_release)
     fill_passes(section, mapped, np.empty(documents, np.int64), 0)
     assert len(most) == 9

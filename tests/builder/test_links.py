@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from distcache.builder import links
 from distcache.builder.links import shuffled_slice
 from distcache.builder.section_slice import draw_bounds
 from distcache.kernels import Mt19937
@@ -13,9 +14,9 @@ from tests.support import here
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 50, 4000])
-def test_it_is_the_shuffle_of_numpy(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_the_shuffle_of_numpy(size: int, limit: Callable[..., None]) -> None:
     """It is the shuffle of NumPy in pieces of any size, and the generator continues behind it."""
-    monkeypatch.setattr(links, "PIECE_STEPS", 700)
+    limit("distcache.builder.links", PIECE_STEPS=700)
     generator, numpy = Mt19937(11), np.random.RandomState(11)
     expected = np.arange(size, dtype=np.uint32)
     numpy.shuffle(expected)

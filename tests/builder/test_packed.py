@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from distcache.builder.run import build
 from distcache.cache import open_cache
 from distcache.cache.digests import verify_cache
 from distcache.corpus import open_idx
-from distcache.plan import layout, packing
+from distcache.plan import layout
 from distcache.plan.assignment import assign
 from tests.plan.test_make import plan_of, problems_of
 from tests.support import here
@@ -129,14 +130,14 @@ def test_more_samples_change_none_of_those_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_any_ranks_make_the_same_bytes(
-    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, tmp_path: Path, limit: Callable[..., None]
 ) -> None:
     """Of sections of several groups, which all of them pack together."""
-    monkeypatch.setattr(packing, "GROUP", 700)
+    limit("distcache.plan.packing", GROUP=700)
     prefix = write_lengths(tmp_path / "c", np.tile(LENGTHS["third"], 3))
     fields = fields_of(prefix, samples={"train": 9000})
     expected = Path(here.build(fields, tmp_path / "one").path).read_bytes()
-    monkeypatch.setattr(layout, "SPLITTABLE_FROM", 1 << 10)
+    limit("distcache.plan.layout", SPLITTABLE_FROM=1 << 10)
     alone = Path(here.build(fields, tmp_path / "alone").path)
     config = config_from_mapping(fields)
     items = plan_of(config).items

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from distcache.builder import blends
 from distcache.builder.blends import PhasedBlender
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.run import build
@@ -145,7 +145,7 @@ def test_a_phased_blend_goes_on_from_any_state(
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_any_ranks_make_the_same_bytes(
-    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, tmp_path: Path, limit: Callable[..., None]
 ) -> None:
     """In slices that begin anywhere within the phases."""
     phases = [
@@ -154,7 +154,7 @@ def test_any_ranks_make_the_same_bytes(
         {"samples": 2 * BLEND_SLICE, "weights": [1, 2, 5]},
     ]
     fields = fields_of(tmp_path, phases, sequence_length=2)
-    monkeypatch.setattr(blends, "RUN_UP", 50)  # some guesses are wrong
+    limit("distcache.builder.blends", RUN_UP=50)  # some guesses are wrong
     expected = Path(here.build(fields, tmp_path / "one").path).read_bytes()
     config = config_from_mapping(fields)
     items = plan_of(config).items

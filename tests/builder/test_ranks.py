@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from distcache.builder import blends
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.job import BuildOptions
 from distcache.builder.run import BuildOutcome, build
-from distcache.plan import costs
 from distcache.plan.assignment import assign
 from distcache.plan.layout import BLEND_SLICE, make_layout
 from tests.builder.wrong_guesses import guess_badly
@@ -54,11 +54,11 @@ def test_linked_sections(
     large_config: dict[str, Any],
     serial_bytes: bytes,
     shared: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
 ) -> None:
     """No rank holds more than its slice."""
-    monkeypatch.setattr(costs, "LINK_SHARE", 0.0)
-    monkeypatch.setattr(costs, "DRAW_SHARE", 0.0)
+    limit("distcache.plan.costs", LINK_SHARE=0.0)
+    limit("distcache.plan.costs", DRAW_SHARE=0.0)
     plan = here.plan(large_config)
     assert len(assign(plan.items, make_layout(plan.items), ranks).linked) == 2
     assert build_by(ranks, large_config, shared) == serial_bytes
@@ -92,6 +92,7 @@ def test_slices_from_wrong_guesses_are_drawn_again(
     blend_bytes: bytes,
     shared: Path,
     monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
 ) -> None:
     """From the state with which the slice before has ended, one after the other."""
     again: list[int] = []
@@ -101,7 +102,7 @@ def test_slices_from_wrong_guesses_are_drawn_again(
         again.append(self._communicator.rank)
         original(self)
 
-    monkeypatch.setattr(blends, "RUN_UP", 1)
+    limit("distcache.builder.blends", RUN_UP=1)
     monkeypatch.setattr(blends, "estimate_counts", guess_badly)
     monkeypatch.setattr(blends.SplitBlend, "_draw_again", noting)
     assert build_by(3, blend_case, shared) == blend_bytes

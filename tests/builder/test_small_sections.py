@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.builder import work
 from distcache.builder.job import BuildOptions, Job
 from distcache.builder.reuse import Reusable
 from distcache.builder.work import runs_of
@@ -68,9 +67,9 @@ def test_runs(finished: set[int], reused: set[int], orders: list[str], large: bo
     assert all(gap > 1 for gap in gaps)  # no run is cut without a reason
 
 
-def test_many_are_cut_into_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_are_cut_into_runs(limit: Callable[..., None]) -> None:
     """The indices of a run are mapped at the same time, which a process can do so often only."""
-    monkeypatch.setattr(work, "MAX_MAPPED_SECTIONS", 4)
+    limit("distcache.builder.work", MAX_MAPPED_SECTIONS=4)
     job = job_of(set(), set(), ["megatron"] * SECTIONS)
     (unit,) = job.layout.units
     found: list[Any] = list(runs_of(job, unit))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,10 +53,10 @@ def test_a_pipe_gets_whole_cells_without_padding(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_long_step_is_not_silent(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    limit: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line repeats the phase, although nothing is counted."""
-    monkeypatch.setattr(show, "PLAIN_INTERVAL", 0.05)
+    limit("distcache.cli.show", PLAIN_INTERVAL=0.05)
     with show.make_progress("json") as progress:
         progress.phase("building")
         time.sleep(0.5)

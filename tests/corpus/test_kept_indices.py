@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from distcache.corpus import CorpusFacts, corpus
+from distcache.corpus import CorpusFacts
 from distcache.corpus.corpus import KEPT_INDEX, keeping_indices, open_examined
 from distcache.corpus.examine import WORTH_WAITING, threads_worth
 from distcache.errors import CorpusError
@@ -34,9 +35,9 @@ def test_only_within_blocks(facts: list[CorpusFacts]) -> None:
     assert open_examined(facts[0]) is not first
 
 
-def test_their_number_is_bounded(facts: list[CorpusFacts], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_their_number_is_bounded(facts: list[CorpusFacts], limit: Callable[..., None]) -> None:
     """The first ones are kept while there is room."""
-    monkeypatch.setattr(corpus, "MAX_OPEN_INDICES", 2)
+    limit("distcache.corpus.corpus", MAX_OPEN_INDICES=2)
     with keeping_indices():
         first, second, third = map(open_examined, facts)
         assert open_examined(facts[0]) is first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +137,9 @@ def test_no_file_is_trusted(content: bytes) -> None:
         is_repairable(prefix)
 
 
-def test_ranges_of_several_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_of_several_ranks(tmp_path: Path, limit: Callable[..., None]) -> None:
     """Their findings are sent, of a running sum and of a permutation, whose .bin is a link."""
-    monkeypatch.setattr("distcache.corpus.examine.TASK_SEQUENCES", 8)
+    limit("distcache.corpus.examine", TASK_SEQUENCES=8)
     lengths = np.arange(400) % 7
     plain, moved = (write_lengths(tmp_path / name, lengths) for name in ("plain", "moved"))
     order = np.random.default_rng(1).permutation(400)

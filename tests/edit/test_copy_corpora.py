@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -136,10 +137,10 @@ def test_an_idx_reads_back(
 @pytest.mark.parametrize("codec", ["zstd", "gz", None])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_tokens_of_mds_shards(
-    ranks: int, codec: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, codec: str | None, tmp_path: Path, limit: Callable[..., None]
 ) -> None:
     """Compressed or not, they become a corpus of their own, whatever the number of ranks."""
-    monkeypatch.setattr("distcache.edit.copy_corpora.STRIPE_BYTES", 64)
+    limit("distcache.edit.copy_corpora", STRIPE_BYTES=64)
     here.index(write_tokens(tmp_path / "data", codec=codec), tmp_path / "c")
 
     def make(communicator: Communicator) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from distcache.corpus.mds.index_json import CODECS
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.receipt import read_receipt
-from distcache.edit import indexed_shards
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
@@ -89,12 +89,12 @@ def test_the_number_of_ranks_changes_no_byte(ranks: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("at_once", [1, 7, 39])
 def test_the_numbers_of_few_sequences_at_a_time(
-    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_once: int, tmp_path: Path, limit: Callable[..., None]
 ) -> None:
     """They give the same index, however many are in memory."""
     data = write_tokens(tmp_path / "data", per_shard=3)
     here.index(data, tmp_path / "all")
-    monkeypatch.setattr(indexed_shards, "BLOCK_SEQUENCES", at_once)
+    limit("distcache.edit.indexed_shards", BLOCK_SEQUENCES=at_once)
     here.index(data, tmp_path / "few")
     assert (tmp_path / "few.idx").read_bytes() == (tmp_path / "all.idx").read_bytes()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from distcache.corpus import examine as examining
 from distcache.corpus import open_idx, write_idx
 from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.idx import HEADER_SIZE
@@ -189,11 +189,11 @@ def test_a_view_of_a_view_materialized(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_the_number_of_ranks_changes_no_byte(
-    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, tmp_path: Path, limit: Callable[..., None]
 ) -> None:
     """The number of ranks changes no byte of a view, nor of what is made of it."""
-    monkeypatch.setattr("distcache.edit.select.PIECE_DOCUMENTS", 100)
-    monkeypatch.setattr("distcache.edit.copy_corpora.STRIPE_BYTES", 64)
+    limit("distcache.edit.select", PIECE_DOCUMENTS=100)
+    limit("distcache.edit.copy_corpora", STRIPE_BYTES=64)
     parent = write_lengths(tmp_path / "all", LENGTHS["second"])
 
     def make(communicator: Communicator) -> None:
@@ -242,10 +242,10 @@ def test_a_view_outside_of_its_bytes_is_unsound(tmp_path: Path) -> None:
 
 
 def test_a_range_that_goes_on_outside_is_unsound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, limit: Callable[..., None]
 ) -> None:
     """Although its own offsets are a running sum: that the corpus is a view, another range says."""
-    monkeypatch.setattr(examining, "TASK_SEQUENCES", 8)
+    limit("distcache.corpus.examine", TASK_SEQUENCES=8)
     parent = write_lengths(tmp_path / "all", np.full(40, 10, np.int32))
     idx = open_idx(parent)
     content = bytearray(Path(f"{parent}.idx").read_bytes())

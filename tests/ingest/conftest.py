@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -
 
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_pieces(limit: Callable[..., None]) -> None:
     """Cut small inputs into many pieces."""
-    monkeypatch.setattr("distcache.ingest.pieces.MIN_PIECE_BYTES", 20_000)
-    monkeypatch.setattr("distcache.ingest.pieces.ROUND_BYTES", 40_000)
+    limit("distcache.ingest.pieces", MIN_PIECE_BYTES=20_000)
+    limit("distcache.ingest.pieces", ROUND_BYTES=40_000)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from distcache.ingest import document_buffer
 from distcache.ingest.document_buffer import DocumentBuffer, Memory, PieceFacts, Spool, digest_of
 
 
-def test_pieces_that_wait_share_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_that_wait_share_one_file(tmp_path: Path, limit: Callable[..., None]) -> None:
     """However many they are; each has its own documents, and the file is empty in the end."""
-    monkeypatch.setattr(document_buffer, "BLOCK_BYTES", 8192)
-    monkeypatch.setattr(document_buffer, "SPOOL_BYTES", 20_000)
+    limit("distcache.ingest.document_buffer", BLOCK_BYTES=8192)
+    limit("distcache.ingest.document_buffer", SPOOL_BYTES=20_000)
     rng = np.random.default_rng(1)
     memory, spool = Memory(), Spool(tmp_path)
     before = len(os.listdir("/proc/self/fd"))

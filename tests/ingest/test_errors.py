@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -220,9 +221,9 @@ def test_rows_without_text(tokenizers: Path, tmp_path: Path) -> None:
     assert (outcome.rows, outcome.empty, outcome.documents) == (300_001, 300_000, 1)
 
 
-def test_many_wrong_rows(tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_wrong_rows(tokenizers: Path, tmp_path: Path, limit: Callable[..., None]) -> None:
     """They are all counted; the receipt lists the first of them."""
-    monkeypatch.setattr("distcache.ingest.pieces.MIN_PIECE_BYTES", 1 << 20)
+    limit("distcache.ingest.pieces", MIN_PIECE_BYTES=1 << 20)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"x\n" * 5000 + GOOD)
     outcome = run([path], tokenizers, tmp_path / "out", on_error="skip")

@@ -6,6 +6,7 @@ import bz2
 import json
 import lzma
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -223,11 +224,9 @@ def test_arrays_of_ids(tmp_path: Path) -> None:
         tokens([tmp_path / "000.ds"], tmp_path / "no", dtype="uint16")
 
 
-def test_documents_beyond_a_block_of_an_array(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_beyond_a_block_of_an_array(tmp_path: Path, limit: Callable[..., None]) -> None:
     """They are put together; the last one may lack its end."""
-    monkeypatch.setattr("distcache.ingest.readers.token_arrays.BATCH_BYTES", 4)
+    limit("distcache.ingest.readers.token_arrays", BATCH_BYTES=4)
     flat = np.array([1, 2, 3, 4, 5, 0, 6, 0, 7], np.uint16)
     flat.tofile(tmp_path / "a.npy")
     found = tokens([tmp_path / "a.npy"], tmp_path / "out", dtype="uint16")
@@ -255,12 +254,12 @@ def test_a_footer_is_decoded_once(
 
 
 def test_large_texts_are_encoded_one_at_a_time(
-    tokenizers: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizers: Path, monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
 ) -> None:
     """By all threads of a rank together: each takes a hundred times its size."""
     options = TokenizerOptions(str(tokenizers / "tokenizer.json"))
     reader = TextReader(make_tokenizer(find_tokenizer(options), options), TextOptions())
-    monkeypatch.setattr("distcache.ingest.readers.text.LARGE_TEXT", 4)
+    limit("distcache.ingest.readers.text", LARGE_TEXT=4)
     held: list[bool] = []
 
     class Lock:

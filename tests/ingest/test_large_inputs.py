@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -48,11 +49,9 @@ def test_a_truncated_stream(suffix: str, tokenizers: Path, tmp_path: Path) -> No
     assert skipped.line == outcome.rows
 
 
-def test_a_line_of_a_gigabyte(
-    tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_of_a_gigabyte(tokenizers: Path, tmp_path: Path, limit: Callable[..., None]) -> None:
     """It is refused without being held in memory, and skipped in one look."""
-    monkeypatch.setattr("distcache.ingest.pieces.MIN_PIECE_BYTES", 64 << 20)
+    limit("distcache.ingest.pieces", MIN_PIECE_BYTES=64 << 20)
     path = tmp_path / "a.jsonl"
     with open(path, "wb") as stream:
         stream.write(GOOD + b'{"text": "')

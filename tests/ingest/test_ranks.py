@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gzip
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from distcache.edit.copy_corpora import copy_corpora
-from distcache.ingest import pieces
 from distcache.ingest.document_buffer import DocumentBuffer
 from distcache.ingest.inputs import TextOptions, TokenOptions
 from distcache.ingest.pipeline import IngestOutcome, ingest
@@ -105,10 +105,10 @@ def test_any_number_of_ranks_makes_the_same_bytes(
     documents: list[str],
     tokenizers: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
 ) -> None:
     """Of text and of token shards: corpora and receipts, and what is merged of them."""
-    monkeypatch.setattr(pieces, "MIN_PIECE_BYTES", 5_000)
+    limit("distcache.ingest.pieces", MIN_PIECE_BYTES=5_000)
     text = str(write_jsonl(tmp_path / "a.jsonl", documents))
     shard = str(write_shard(tmp_path / "a.parquet", ROWS, groups=5))
     chosen = TokenizerOptions(str(tokenizers))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distcache.plan import costs
 from distcache.plan.assignment import assign
 from distcache.plan.layout import make_layout
 from tests.jobs.jobs import Runner
@@ -30,14 +30,14 @@ def test_bytes_are_equal_by_links(
 
 
 def test_links_are_taken_where_they_cost_nothing(
-    large_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    large_config: dict[str, Any], limit: Callable[..., None]
 ) -> None:
     """Or the test above would say nothing about them; and with very many ranks as they are."""
     plan = here.plan(large_config)
     layout = make_layout(plan.items)
     assert len(assign(plan.items, layout, 2048).linked) > 0
-    monkeypatch.setattr(costs, "LINK_SHARE", 0.0)
-    monkeypatch.setattr(costs, "DRAW_SHARE", 0.0)
+    limit("distcache.plan.costs", LINK_SHARE=0.0)
+    limit("distcache.plan.costs", DRAW_SHARE=0.0)
     for ranks in (2, 3, 4):
         assert len(assign(plan.items, layout, ranks).linked) == 2
 

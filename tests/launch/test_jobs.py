@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from distcache.errors import ConfigError, CorpusError, DistcacheError
-from distcache.launch import follow as following
 from distcache.launch.follow import Tail, failure, follow
 from distcache.launch.prejob import exchangeable, job_directory, make_private
 from distcache.launch.slurm import parse_sinfo
@@ -44,9 +43,9 @@ class Job:
 
 
 @pytest.fixture
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "LOG_POLL", 0.0)
-    monkeypatch.setattr(following, "ASK_EVERY", 0.0)
+def _at_once(limit: Callable[..., None]) -> None:
+    limit("distcache.launch.follow", LOG_POLL=0.0)
+    limit("distcache.launch.follow", ASK_EVERY=0.0)
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from distcache.corpus import open_idx
 from distcache.corpus.receipt import find_receipt, receipt_path, write_receipt
 from distcache.corpus.source_rows import CorpusSources
 from distcache.errors import CorpusError
-from distcache.ingest import pieces
 from distcache.ledger.rest import write_view
 from distcache.ledger.rest_pieces import Pieces
 from tests.edit.test_audit import faults_of
@@ -144,10 +143,10 @@ def test_rows_after_a_damaged_row_group(
     decode: Callable[[list[int]], str],
     tokenizers: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
 ) -> None:
     """Rows that cannot be read are counted, in the piece of the row group and after it."""
-    monkeypatch.setattr(pieces, "MIN_PIECE_BYTES", smallest)
+    limit("distcache.ingest.pieces", MIN_PIECE_BYTES=smallest)
     texts = [f"<{n}>" + "ab " * 40 for n in range(400)]
     path = tmp_path / "a.parquet"
     table = pa.table({"text": pa.array(texts, pa.string())})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.plan import source_needs as module
 from distcache.plan.model import Plan
 from distcache.plan.source_needs import BucketNeeds, BucketOptions, bucket_needs, prefix_warnings
 from tests.plan.test_make import plan_of
@@ -77,14 +77,14 @@ def test_the_best_way(plan: Plan, nodes: int, disk: int | None, best: str) -> No
     assert [way.fits for way in found.ways] == [True, disk != 10]
 
 
-def test_few_prefixes_are_a_warning(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_prefixes_are_a_warning(plan: Plan, limit: Callable[..., None]) -> None:
     """Where they serve few samples a second."""
     found = needs_of(plan)
     assert found.samples_per_second == pytest.approx(5500 / found.requests_per_sample)
-    monkeypatch.setattr(module, "LOW_RATE", found.samples_per_second + 1)
+    limit("distcache.plan.source_needs", LOW_RATE=found.samples_per_second + 1)
     (warning,) = prefix_warnings(found)
     assert "below 1 prefix; S3 serves some 5,500 requests a second" in warning
-    monkeypatch.setattr(module, "LOW_RATE", found.samples_per_second - 1)
+    limit("distcache.plan.source_needs", LOW_RATE=found.samples_per_second - 1)
     assert prefix_warnings(found) == []
     assert prefix_warnings(None) == []
 

@@ -12,7 +12,6 @@ import pytest
 
 from distcache.builder.prepare import is_finished
 from distcache.errors import DistcacheError
-from distcache.ranks import workspace as workspaces
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.heartbeat import read_beat, write_beat
 from distcache.ranks.job_environment import share_of_cores, world_size
@@ -45,8 +44,8 @@ def claim_cache(
 
 
 @pytest.fixture(autouse=True)
-def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspaces, "CLAIM_POLL", 0.01)
+def _fast(limit: Callable[..., None]) -> None:
+    limit("distcache.ranks.workspace", CLAIM_POLL=0.01)
 
 
 def test_a_builder_that_hangs_is_left_alone(shared: Path) -> None:

@@ -26,9 +26,6 @@ from distcache.ingest.pipeline import ingest
 from distcache.megatron.names import Naming
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
-from distcache.plan import costs
-from distcache.plan import layout as layouts
-from distcache.ranks import agreement
 from tests.jobs.every_call import ALLOCATIONS, Site, Striker, striking
 from tests.support.large import write_large
 from tests.support.mds_writer import write_mds
@@ -41,8 +38,8 @@ Job = Callable[[ThreadCommunicator], Any]
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "LAST_WORDS", 0.0)
+def _at_once(limit: Callable[..., None]) -> None:
+    limit("distcache.ranks.agreement", LAST_WORDS=0.0)
 
 
 def building(large_config: dict[str, Any], out: Path) -> Job:
@@ -139,14 +136,14 @@ def make_job(
     blend_config: dict[str, Any],
     split_config: dict[str, Any],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
 ) -> Callable[[Path], Job]:
     """Return what makes a job that writes into a directory."""
     kind = request.param
     if kind in ("split", "linked"):
-        monkeypatch.setattr(layouts, "SPLITTABLE_FROM", 1 << 19)
-        monkeypatch.setattr(costs, "SMALL", 2000.0)
-        monkeypatch.setattr(costs, "LINK_SHARE", 0.0 if kind == "linked" else 1e9)
+        limit("distcache.plan.layout", SPLITTABLE_FROM=1 << 19)
+        limit("distcache.plan.costs", SMALL=2000.0)
+        limit("distcache.plan.costs", LINK_SHARE=0.0 if kind == "linked" else 1e9)
     if kind == "localize":
         config = config_from_mapping(blend_config)
         found, _ = run_ranks(1, lambda alone: build(alone, config, tmp_path / "shared", "c"))

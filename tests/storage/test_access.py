@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -307,9 +308,9 @@ def test_times_of_a_process(home: Path, expiration: Any) -> None:
         found.credentials()
 
 
-def test_a_process_that_hangs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_hangs(home: Path, limit: Callable[..., None]) -> None:
     """It is waited for, but not for ever."""
-    monkeypatch.setattr("distcache.storage.access.PATIENCE", 0.5)
+    limit("distcache.storage.access", PATIENCE=0.5)
     (home / "keys.py").write_text("import time\ntime.sleep(5)\n")
     found = access(home, AWS_PROFILE="process")
     assert found.credentials is not None

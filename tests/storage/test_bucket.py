@@ -20,7 +20,6 @@ from distcache.errors import (
     ObjectMissing,
     StorageError,
 )
-from distcache.storage import bucket
 from distcache.storage.bucket import RETRIES, find_bucket
 from distcache.storage.place import read_place, version_at
 from distcache.storage.url import address_of
@@ -129,9 +128,9 @@ def test_a_store_that_ignores_the_condition(server: ScriptedS3) -> None:
 
 
 @pytest.fixture
-def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def large(tmp_path: Path, limit: Callable[..., None]) -> Path:
     """A file that is sent in three parts."""
-    monkeypatch.setattr(bucket, "PIECE_BYTES", 100_000)
+    limit("distcache.storage.bucket", PIECE_BYTES=100_000)
     path = tmp_path / "large"
     path.write_bytes(CONTENT)
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 import distcache
 from distcache.corpus import open_idx
 from distcache.errors import CorpusError, NotReady
-from distcache.train import reading
 from tests.support import here
 from tests.support.corpora import write_corpus
 from tests.support.mds_corpora import DOCUMENTS, fields_of, write_tokens
@@ -69,7 +69,7 @@ def test_a_bin_beside_the_table_is_preferred(plain: str, tmp_path: Path) -> None
 
 
 def test_samples_in_more_shards_than_may_be_open(
-    plain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: str, tmp_path: Path, limit: Callable[..., None]
 ) -> None:
     """A sample opens as many as it needs; batches are cut."""
     here.index(write_tokens(tmp_path / "data", per_shard=1), tmp_path / "mds")
@@ -77,7 +77,7 @@ def test_samples_in_more_shards_than_may_be_open(
     expected = samples_of(here.build({**fields, "blend": [plain], "samples": None}, tmp_path).path)
     built = here.build({**fields, "blend": [str(tmp_path / "mds")], "samples": None}, tmp_path)
     for at_once in (1, 3, 56):
-        monkeypatch.setattr(reading, "FILES_PER_READER", at_once)
+        limit("distcache.train.reading", FILES_PER_READER=at_once)
         dataset = distcache.open(built.path).dataset("train")
         numbers = list(range(len(dataset)))
         found = [row["tokens"].tolist() for row in dataset.__getitems__(numbers)]

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,11 +166,13 @@ print(len(os.listdir("/proc/self/fd")) - before, resource.getrlimit(resource.RLI
     assert count > 100 or limit < 256
 
 
-def test_the_pool_keeps_what_was_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_keeps_what_was_used_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
+) -> None:
     """And, over all readers of a process, never more than it may."""
     for number in range(9):
         (tmp_path / str(number)).write_bytes(bytes(number))
-    monkeypatch.setattr(token_files, "FILES_PER_READER", 2)
+    limit("distcache.train.token_files", FILES_PER_READER=2)
     monkeypatch.setattr(token_files, "_opened", token_files._Count())
     files, others = TokenFiles(budget=4), TokenFiles(budget=4)
     before = open_files()

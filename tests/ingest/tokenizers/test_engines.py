@@ -142,11 +142,11 @@ def test_tokens_are_equal(
     kind: str,
     single: int,
     engines: Callable[..., AnyTokenizer],
-    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[..., None],
 ) -> None:
     """Tokens are equal of hard texts, most of which gigatoken encodes, one by one or together."""
     engine = engines(kind)
-    monkeypatch.setattr(gigatoken_engine, "SINGLE_TEXTS", single)
+    limit("distcache.ingest.tokenizers.gigatoken.engine", SINGLE_TEXTS=single)
     texts = list(itertools.islice(hard_texts(), 150))
     found = engine.encode(texts)
     assert lists(found) == lists(engines(kind, "tokenizers").encode(texts))
@@ -256,11 +256,9 @@ def test_what_normalizing_may_make(files: Callable[[str], Path], tmp_path: Path)
     assert lists(found.encode(["scho\u0308n"])) == lists(theirs)
 
 
-def test_very_long_runs(
-    engines: Callable[..., AnyTokenizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_very_long_runs(engines: Callable[..., AnyTokenizer], limit: Callable[..., None]) -> None:
     """They go to the library, which refuses some of them; long texts do not."""
-    monkeypatch.setattr(gigatoken_engine, "MAX_RUN_CHARACTERS", 100)
+    limit("distcache.ingest.tokenizers.gigatoken.engine", MAX_RUN_CHARACTERS=100)
     texts = [" " * 201, "a" * 99 + " b", "x " + "b" * 200, "some words " * 100]
     assert engines("llama3").encode(texts).by_library == 2
 
@@ -322,16 +320,16 @@ def test_what_only_gigatoken_refuses(
 
 
 def test_engines_that_have_grown_are_made_anew(
-    files: Callable[[str], Path], library: SpoiltLibrary, monkeypatch: pytest.MonkeyPatch
+    files: Callable[[str], Path], library: SpoiltLibrary, limit: Callable[..., None]
 ) -> None:
     """Whenever they have grown again; the tokens are the same."""
     found = load_file(files("gpt2"))
     texts = ["some text", "and more " * 200]
     theirs, before = lists(found.encode(texts)), library.loaded
-    monkeypatch.setattr(gigatoken_engine, "CHARACTERS", 1000)
+    limit("distcache.ingest.tokenizers.gigatoken.engine", CHARACTERS=1000)
     assert lists(found.encode(texts)) == theirs
     assert library.loaded == before
-    monkeypatch.setattr(gigatoken_engine, "GROWTH", -(1 << 40))  # any size is more
+    limit("distcache.ingest.tokenizers.gigatoken.engine", GROWTH=-(1 << 40))  # any size is more
     for _ in range(3):
         assert lists(found.encode(texts)) == theirs
     assert library.loaded == before + 2

@@ -8,13 +8,13 @@ import subprocess
 import sys
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from distcache.errors import AccessDenied, NoSpace
-from distcache.node.ahead import fetcher as fetching
 from distcache.node.ahead.fetcher import Fetcher, OpenSources
 from distcache.node.ahead.protocol import (
     AheadRequest,
@@ -67,11 +67,13 @@ def source_of(path: Path) -> Source:
     return Source(str(path), version_of(path.stat()))
 
 
-def test_refusals_pause_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_pause_what_is_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
+) -> None:
     """Few requests ask; who waits gets the refusal, and a later reader what is there then."""
     source = source_of(tmp_path / "c.bin")
     (tmp_path / "ahead").mkdir()
-    monkeypatch.setattr(fetching, "PAUSE", 0.2)
+    limit("distcache.node.ahead.fetcher", PAUSE=0.2)
     original, asked, refused = OpenSources.read_into, [0], [True]
 
     def read_into(sources: OpenSources, out: np.ndarray, source: Source, begin: int) -> None:
