@@ -89,6 +89,12 @@ def find_bucket(address: Address) -> Bucket:
         return _buckets[key]
 
 
+def forget_buckets() -> None:
+    """Forget this process's connections, so that the environment is read again."""
+    with _lock:
+        _buckets.clear()
+
+
 def _make_store(access: Access, credentials: Credentials) -> Any:
     retry: Any = {
         "max_retries": RETRIES,
@@ -303,10 +309,10 @@ class Bucket:
     def _client(self, *, again: bool = False) -> Any:
         with self._made:
             if self._store is None or again:
-                self._store = _make_store(self._access, self._read_credentials)
+                self._store = _make_store(self._access, self.read_credentials)
             return self._store
 
-    def _read_credentials(self) -> dict[str, Any]:
+    def read_credentials(self) -> dict[str, Any]:
         """Read the credentials and keep the error, which obstore would hide."""
         assert self._access.credentials is not None, "else the client finds them"
         self._unreadable = None

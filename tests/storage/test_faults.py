@@ -35,8 +35,8 @@ def test_credentials_that_cannot_be_read_for_a_moment() -> None:
 
     bucket = Bucket(Access(bucket="lake", credentials=read))
     with pytest.raises(ConfigError, match="no keys"):
-        bucket._read_credentials()
-    assert bucket._read_credentials() == {"access_key_id": "a"}
-    kept = bucket._read_credentials()
+        bucket.read_credentials()
+    assert bucket.read_credentials() == {"access_key_id": "a"}
+    kept = bucket.read_credentials()
     assert kept["access_key_id"] == "a"
     assert "expires_at" in kept

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from distcache.storage import bucket
+from distcache.storage.bucket import forget_buckets
 
 OURS = ("AWS_", "MSC_")
 
@@ -20,6 +20,6 @@ def fresh_process_of_buckets(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", "/nonexistent")
-    bucket._buckets.clear()
+    forget_buckets()
     yield
-    bucket._buckets.clear()
+    forget_buckets()

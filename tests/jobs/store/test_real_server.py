@@ -11,7 +11,7 @@ import pytest
 
 from distcache.errors import AccessDenied, KeyMismatch, ObjectChanged, ObjectMissing
 from distcache.ranks.sending import CLAIM, create_object
-from distcache.storage.bucket import find_bucket
+from distcache.storage.bucket import find_bucket, forget_buckets
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import bucket_of, exists, open_place, read_place, version_at
 from distcache.storage.url import address_of
@@ -46,11 +46,9 @@ class TestRealObject(Contract):
 
 def use(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch, who: tuple[str, str]) -> None:
     """Go on as somebody else."""
-    from distcache.storage import bucket  # noqa: PLC0415
-
     for name, value in seaweed.environment(who).items():
         monkeypatch.setenv(name, value)
-    bucket._buckets.clear()
+    forget_buckets()
 
 
 def test_who_may_what(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +70,7 @@ def test_a_public_bucket(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    from distcache.storage import bucket  # noqa: PLC0415
-
-    bucket._buckets.clear()
+    forget_buckets()
     assert read_place("s3://public/x", 4, 7) == b"all"
 
 
