@@ -1,12 +1,15 @@
 """A link of some milliseconds on loopback: a proxy that holds the begin of each answer back.
 
-python benchmarks/delay.py LISTEN TARGET MILLISECONDS
+python -m benchmarks.delay LISTEN TARGET MILLISECONDS [CERTIFICATE KEY]
+
+With a certificate the link speaks TLS to its clients.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import sys
 
 
@@ -37,13 +40,17 @@ async def serve(
         await asyncio.gather(up(), down())
 
 
-async def main(listen: int, target: int, delay: float) -> None:
+async def main(listen: int, target: int, delay: float, *certificate: str) -> None:
     """Listen."""
+    tls = None
+    if certificate:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(*certificate)
     server = await asyncio.start_server(
-        lambda reader, writer: serve(reader, writer, target, delay), "127.0.0.1", listen
+        lambda reader, writer: serve(reader, writer, target, delay), "127.0.0.1", listen, ssl=tls
     )
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]) / 1e3))
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]) / 1e3, *sys.argv[4:]))

@@ -1,38 +1,28 @@
 """Packing documents into rows: the kernel, OLMo-core's packer, and Megatron-Bridge's.
 
 Documents of log-normal lengths (600 tokens, sigma 1.2), rows of 4,096 tokens, longer documents cut
-to a row for all. Medians of alternating rounds, in seconds of CPU; the packers are those that
-`scripts/judges bridge-0.6.2` has unpacked, in Python. Bridge's is quadratic: it gets fewer
-documents. Then the kernel alone, which also counts and shuffles, at 10^8 documents in two groups.
-
-    python benchmarks/packing.py
+to a row for all; seconds of CPU. The packers of others are Python. The
+kernel also counts and shuffles, at 10^8 documents in groups.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
-import statistics
-import sys
-import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from machine import machine
-
+from benchmarks.harness import Run, Table, factor, process, timed
 from distcache.kernels import Mt19937, count_packed, fill_entries, pack_documents
 from distcache.plan.packing import GROUP
-from tests.judges.olmo import PACKER, new_packer
+from tests.judges.bare_import import PACKER, new_packer
 
+MARKS = ("packing",)
+JUDGE = "bridge-0.6.2"
 LENGTH = 4096
-BRIDGE = PACKER.parents[1] / "bridge-0.3.1/megatron/bridge/data/datasets/packing_utils.py"
+BRIDGE = PACKER.parents[1] / "bridge-0.6.2/megatron/bridge/data/packing/algorithms.py"
 
 
 def lengths_of(count: int) -> Any:
@@ -42,83 +32,57 @@ def lengths_of(count: int) -> Any:
     return np.clip(drawn, 1, LENGTH).astype(np.int32)
 
 
-def kernel(lengths: Any) -> None:
-    """Pack as a build does, once shuffled."""
-    entries = np.empty(len(lengths), np.int64)
-    fill_entries(lengths, 0, entries)
-    found = count_packed(lengths, LENGTH, 0, True)
-    documents, starts = np.empty(found.documents, np.int32), np.empty((found.rows, 2), np.int32)
-    pack_documents(entries, LENGTH, 0, True, 0, documents, starts)
+def kernel(count: int) -> dict[str, float]:
+    """Pack as a build does, in groups; tell shuffling and counting apart."""
+    lengths = lengths_of(count)
+    found = dict.fromkeys(("shuffling", "counting", "packing"), 0.0)
+    for begin in range(0, count, GROUP):
+        own = lengths[begin : begin + GROUP]
+        entries = np.empty(len(own), np.int64)
+        fill_entries(own, 0, entries)
+        found["shuffling"] += timed(lambda: Mt19937(5).shuffle(entries))["cpu"]  # noqa: B023
+        found["counting"] += timed(lambda: count_packed(own, LENGTH, 0, True))["cpu"]  # noqa: B023
+        sizes = count_packed(own, LENGTH, 0, True)
+        rows = np.empty(sizes.documents, np.int32), np.empty((sizes.rows, 2), np.int32)
+        pack = partial(pack_documents, entries, LENGTH, 0, True, 0, *rows)
+        found["packing"] += timed(pack)["cpu"]
+    return found | {"cpu": sum(found.values())}
 
 
-def olmo(lengths: Any) -> None:
+def olmo(count: int) -> dict[str, float]:
     """Pack by OLMo-core."""
+    lengths = lengths_of(count)
     ends = np.cumsum(lengths.astype(np.int64))
-    new_packer(LENGTH).pack_documents(np.column_stack((ends - lengths, ends)))
+    packer = new_packer(LENGTH)
+    return timed(lambda: packer.pack_documents(np.column_stack((ends - lengths, ends))))
 
 
-def bridge() -> Callable[[Any], None]:
-    """Return Megatron-Bridge's first-fit decreasing."""
+def bridge(count: int) -> dict[str, float]:
+    """Pack by Megatron-Bridge's first-fit decreasing."""
     module = ast.parse(BRIDGE.read_text(encoding="utf-8"))
-    needed = {"find_first_bin_that_fits", "first_fit", "first_fit_decreasing"}
+    needed = {"_SegmentTree", "first_fit", "first_fit_decreasing"}
     module.body = [node for node in module.body if getattr(node, "name", None) in needed]
     names: dict[str, Any] = {"List": list}
     exec(compile(module, str(BRIDGE), "exec"), names)
-    return lambda lengths: names["first_fit_decreasing"](lengths.tolist(), LENGTH)
+    return timed(lambda: names["first_fit_decreasing"](lengths_of(count).tolist(), LENGTH))
 
 
-def compare(name: str, other: Callable[[Any], None], count: int, rounds: int) -> None:
-    """Write the medians of both."""
-    lengths = lengths_of(count)
-    times: dict[str, list[float]] = {"kernel": [], name: []}
-    for _ in range(rounds):
-        for who, action in (("kernel", kernel), (name, other)):
-            begin = time.process_time()
-            action(lengths)
-            times[who].append(time.process_time() - begin)
-    own, theirs = (statistics.median(found) for found in times.values())
-    print(
-        f"{count:,} documents: {own:.4f} s, {name} {theirs:.2f} s, {theirs / own:.0f}x", flush=True
-    )
-
-
-def alone(count: int) -> None:
-    """Write the seconds of the kernel for documents in groups."""
-    lengths = lengths_of(count)
-    for _ in range(2):
-        spent = dict.fromkeys(("shuffling", "counting", "packing"), 0.0)
-        for begin in range(0, count, GROUP):
-            own = lengths[begin : begin + GROUP]
-            entries = np.empty(len(own), np.int64)
-            fill_entries(own, 0, entries)
-            marks = [time.process_time()]
-            Mt19937(5).shuffle(entries)
-            marks.append(time.process_time())
-            found = count_packed(own, LENGTH, 0, True)
-            marks.append(time.process_time())
-            documents = np.empty(found.documents, np.int32)
-            starts = np.empty((found.rows, 2), np.int32)
-            pack_documents(entries, LENGTH, 0, True, 0, documents, starts)
-            marks.append(time.process_time())
-            for name, first, last in zip(spent, marks[:-1], marks[1:], strict=True):
-                spent[name] += last - first
-    text = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in spent.items())
-    print(f"{count:,} documents: {text}", flush=True)
-
-
-def main() -> None:
-    """Compare, then measure alone."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        print(json.dumps(machine(Path(name))))
-    compare("OLMo-core", olmo, 100_000, options.rounds)
-    compare("OLMo-core", olmo, 1_000_000, options.rounds)
-    compare("Megatron-Bridge", bridge(), 10_000, options.rounds)
-    for count in (10**7, 10**8):
-        alone(count)
-
-
-if __name__ == "__main__":
-    main()
+def tables(run: Run) -> Iterator[Table]:
+    """Compare, then measure the kernel alone."""
+    rows = []
+    for count, name, other in (
+        (100_000, "Megatron-Bridge 0.6.2, first-fit decreasing", bridge),
+        (100_000, "OLMo-core 3.0, best-fit decreasing", olmo),
+        (1_000_000, "OLMo-core 3.0", olmo),
+    ):
+        size = run.size(count)
+        cases = {"kernel": kernel, "other": other}
+        found = run.in_turn({who: partial(process, action, size) for who, action in cases.items()})
+        theirs = f"{name}: {found['other'].said('cpu')}"
+        ratio = factor(found["other"], found["kernel"], "cpu")
+        rows.append([f"{size:,}", found["kernel"].said("cpu"), theirs, ratio])
+    size = run.size(10**8)
+    alone = run.in_turn({"kernel": lambda: process(kernel, size)})["kernel"]
+    parts = ", ".join(f"{part} {alone.said(part)}" for part in ("shuffling", "counting"))
+    rows.append([f"{size:,}, with {parts}", alone.said("cpu"), "", ""])
+    yield Table("packing", ["documents", "distcache", "the other", ""], rows)

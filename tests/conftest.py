@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from distcache.storage.timeouts import SCALE, limits
 from tests.support import here, needs
-from tests.support.corpora import write_corpora
+from tests.support.corpora import blend_fields, write_corpora
 from tests.support.large import write_large
 from tests.support.odd import compile_odd
 from tests.support.secrets import places_with_secrets
@@ -47,7 +48,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for same in cases.values():
         mark = same[0].get_closest_marker("few")
         assert mark is not None, "only tests with the mark are in the dictionary"
-        kept = {place * len(same) // mark.args[0] for place in range(mark.args[0])}
+        # By chance, which is always the same: a fixed stride would leave out whole parameters.
+        chance = random.Random(same[0].originalname)
+        kept = chance.sample(range(len(same)), min(mark.args[0], len(same)))
         for place, item in enumerate(same):
             if place not in kept:
                 item.add_marker("more")
@@ -57,8 +60,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def releases_of(item: pytest.Item) -> list[str]:
-    """Return the releases of Megatron-Core from which on a test holds."""
-    return [mark.args[0] for mark in item.iter_markers("since")]
+    """Return the releases of Megatron-Core from which on a test holds, and its file."""
+    found = [mark.args[0] for mark in item.iter_markers("since")]
+    return found + [release for release in [needs.since(item.path)] if release]
 
 
 class SkippedFile(pytest.Item):
@@ -97,8 +101,13 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> None:
     """Refuse a mark on a function that is no test, where it would be without effect."""
-    if inspect.isfunction(obj) and hasattr(obj, "pytestmark") and not name.startswith("test"):
+    if not inspect.isfunction(obj):
+        return
+    marks = [mark.name for mark in getattr(obj, "pytestmark", [])]
+    if marks and not name.startswith("test"):
         raise collector.CollectError(f"{name} has a mark, and is no test")
+    if marks.count("few") > 1:
+        raise collector.CollectError(f"{name} has the mark few twice, of which one counts")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -116,6 +125,18 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Make a file that skips itself an error, too, where nothing may be skipped."""
+    report = yield
+    if report.skipped and os.environ.get("DISTCACHE_REQUIRE") == "all":
+        report.outcome = "failed"
+        report.longrepr = f"{collector.nodeid} skips itself, and DISTCACHE_REQUIRE=all"
+    return report
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Leave nothing of a run, but for what has failed."""
     factory = getattr(session.config, "_tmp_path_factory", None)
@@ -129,12 +150,22 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def no_secret_is_kept(request: pytest.FixtureRequest) -> Iterator[None]:
-    """By any file that a test with a store has left, or on a command line."""
+    """No file that a test with a store leaves, and no command line, has a secret."""
     uses_store = bool({"server", "seaweed"} & set(request.fixturenames))
     directory = request.getfixturevalue("tmp_path") if uses_store else None
     yield
     if directory is not None:
         assert places_with_secrets(directory) == []
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A scripted store without objects, to which this process is led."""
+    from tests.support.buckets import fresh_process_of_buckets  # noqa: PLC0415  not everywhere
+    from tests.support.scripted_s3 import ScriptedS3  # noqa: PLC0415
+
+    with ScriptedS3() as s3, fresh_process_of_buckets(monkeypatch, s3.environment):
+        yield s3
 
 
 @pytest.fixture(scope="session")
@@ -152,18 +183,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def blend_config(corpora: dict[str, str]) -> dict[str, object]:
     """The fields of a configuration with all splits, three corpora and several epochs."""
-    return {
-        "sequence_length": 32,
-        "seed": 99,
-        "split": "80,15,5",
-        "samples": {"train": 4000, "valid": 300, "test": 40},
-        "blend": [
-            {"path": corpora["plain"], "weight": 0.5},
-            {"path": corpora["second"], "weight": 0.3},
-            {"path": corpora["holes"], "weight": 0.2},
-        ],
-        "tokenizer": {"class": "NullTokenizer", "vocab_size": 30000},
-    }
+    return blend_fields(corpora)
 
 
 @pytest.fixture

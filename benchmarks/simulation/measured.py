@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from benchmarks.simulation.localizing import Site
 from distcache.corpus import idx_path
-from simulation.localizing import Site
 from tests.cluster.cluster import Cluster
 from tests.cluster.jobs import Story, command, environment
 from tests.cluster.node import BRIDGES, ETHERNET, STORAGE, slow_down

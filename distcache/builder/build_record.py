@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import statistics
@@ -16,7 +15,7 @@ import numpy as np
 from distcache import __version__
 from distcache.errors import CacheCorrupt, NotReady
 from distcache.ranks.progress import Stopwatch
-from distcache.storage.files import atomic_write, read_file, sync_directory
+from distcache.storage.files import atomic_write, read_file
 from distcache.storage.threads import decodable
 
 MAX_RECORD_BYTES: Final = 64 << 20  # bytes; a rank takes less than one KiB
@@ -83,6 +82,7 @@ def write_record(
     workspace: Path,
     final: Path,
     key: str,
+    *,
     threads: int,
     resumed: int,
     reused_items: int,
@@ -111,11 +111,8 @@ def write_record(
         reused_items=reused_items,
         ranks=ranks,
     )
-    unfinished = workspace / "record"
-    with atomic_write(unfinished) as stream:
+    with atomic_write(record_path(final), unfinished=workspace / "record") as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-    os.replace(unfinished, record_path(final))
-    sync_directory(final.parent)
 
 
 def read_build_record(final: Path) -> BuildRecord:

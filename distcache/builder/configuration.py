@@ -5,11 +5,10 @@ from __future__ import annotations
 import collections
 import difflib
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
@@ -29,7 +28,7 @@ from distcache.plan.config import (
 )
 from distcache.plan.phases import mean_weights, phase_problems
 from distcache.plan.written_blends import as_configured
-from distcache.storage.files import open_regular, read_file
+from distcache.storage.files import read_file, read_text
 from distcache.storage.url import address_of, is_url, require_file
 
 # A file with any of these fields is distcache's own.
@@ -109,8 +108,7 @@ def read_document(path: str | Path) -> dict[str, Any]:
     require_file(path, "the configuration", "give a file")
     path = Path(path)
     try:
-        with os.fdopen(open_regular(path), encoding="utf-8-sig") as stream:
-            text = stream.read()
+        text = read_text(path)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such configuration file") from error
     except UnicodeDecodeError as error:
@@ -203,11 +201,17 @@ def _decode(fields: Mapping[str, Any]) -> Config:
         try:
             values[known[name].name] = msgspec.convert(fields[name], known[name].type, strict=True)
         except msgspec.ValidationError as error:
-            problems.append(_with_path(name, str(error)))
+            problems.append(_with_path(name, str(error)) + _choices(known[name].type, str(error)))
     problems += _exclusive(fields)
     if problems:
         raise ConfigError(*sorted(problems))
     return Config(**values)
+
+
+def _choices(kind: Any, message: str) -> str:
+    """Return what a field may be, if it is one of some words."""
+    words = get_args(kind) if get_origin(kind) is Literal else ()
+    return f"; expected one of {', '.join(words)}" if words and "enum value" in message else ""
 
 
 def _unknown(path: str, key: str, known: Iterable[str]) -> str:
@@ -262,7 +266,7 @@ def complete(config: Config) -> Config:
         raise ConfigError(*problems)
     if config.continue_ is not None:
         config = continue_cache(config, config.continue_)
-    config = _with_mean_weights(config) if config.phases else config
+    config = _with_mean_weights(config, config.phases) if config.phases else config
     tokenizer = config.tokenizer
     if tokenizer is None:
         return config
@@ -280,7 +284,7 @@ def complete(config: Config) -> Config:
     return msgspec.structs.replace(config, tokenizer=tokenizer)
 
 
-def _with_mean_weights(config: Config) -> Config:
+def _with_mean_weights(config: Config, phases: tuple[Phase, ...]) -> Config:
     """Return a configuration of phases with the weights and samples of all of them together.
 
     Raises
@@ -291,31 +295,30 @@ def _with_mean_weights(config: Config) -> Config:
     blend = config.blends().get("train")
     if blend is None:
         raise ConfigError("$.phases: there is no train split")
-    problems = phase_problems(config.phases, len(blend), config.sequence_length)
+    problems = phase_problems(phases, len(blend), config.sequence_length)
     if any(entry.weight is not None for entry in blend):
         problems.append("$.phases: the corpora have weights besides; give those of the phases only")
     if config.samples is not None and config.samples.train != 0:
         problems.append("$.samples.train: the phases say how many; leave it out")
     if problems:
         raise ConfigError(*problems)
-    phases = config.phases if len(config.phases) > 1 or config.continued is not None else ()
-    weights = list(config.phases[0].weights)
-    if phases:
+    weights = list(phases[0].weights)
+    changing = len(phases) > 1 or config.continued is not None
+    if changing:
         prefixes = [entry.path for entry in blend]
         weights = mean_weights(phases, config.sequence_length, prefixes)
-    total = sum(phase.samples_of(config.sequence_length) or 0 for phase in config.phases)
+    total = sum(phase.samples_of(config.sequence_length) or 0 for phase in phases)
     entries = tuple(
         msgspec.structs.replace(entry, weight=weight)
         for entry, weight in zip(blend, weights, strict=True)
     )
     samples = msgspec.structs.replace(config.samples or Samples(), train=total)
+    config = msgspec.structs.replace(config, samples=samples, phases=phases if changing else None)
     if config.blend is not None:
-        return msgspec.structs.replace(config, blend=entries, samples=samples, phases=phases)
+        return msgspec.structs.replace(config, blend=entries)
     assert config.blend_per_split is not None, "it has the blend of training"
     per_split = msgspec.structs.replace(config.blend_per_split, train=entries)
-    return msgspec.structs.replace(
-        config, blend_per_split=per_split, samples=samples, phases=phases
-    )
+    return msgspec.structs.replace(config, blend_per_split=per_split)
 
 
 def _is_megatrons(key: str) -> bool:

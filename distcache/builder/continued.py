@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from distcache.cache import Cache, open_cache
+from distcache.cache.contents import facts_of
 from distcache.cache.corpus_places import corpus_places, moves_from
-from distcache.errors import ConfigError
-from distcache.plan.config import Config, Continue, Continued, Phase, key_of
+from distcache.corpus import Corpus, bin_path, idx_path
+from distcache.errors import ConfigError, NotReady
+from distcache.plan.config import SPLITS, Config, Continue, Continued, GoneCorpus, Phase, key_of
 from distcache.plan.identity import own_fields
+from distcache.plan.model import Plan
+from distcache.storage.place import exists
 from distcache.storage.url import located
 
 # Fields of a configuration by which samples are cut and shuffled.
@@ -37,15 +42,20 @@ def continue_cache(config: Config, wanted: Continue) -> Config:
         If it cannot be continued so.
     """
     blend = config.blends().get("train", ())
-    if not config.phases or not blend:
+    phases = config.phases or ()
+    if not phases or not blend:
         raise ConfigError("$.continue: give phases, which follow, and their corpora")
     cache = open_cache(wanted.cache)
     members = cache.table("members")
     members = members[members["split"] == b"train"]
     _require_alike(config, cache)
-    if not len(members) or int(members["blend"][0]) < 0:
-        raise ConfigError(f"$.continue: {cache.path} has no blend of training")
-    size = int(cache.table("blends")[int(members["blend"][0])]["size"])
+    if not len(members):
+        raise ConfigError(f"$.continue: {cache.path} has no samples of training")
+    sections = cache.table("sections")[members["section"].astype(np.int64)]
+    is_blend = int(members["blend"][0]) >= 0  # one corpus alone has none
+    size = int(
+        cache.table("blends")["size"][members["blend"][0]] if is_blend else sections["samples"][0]
+    )
     if wanted.samples > size:
         raise ConfigError(f"$.continue.samples: {wanted.samples}, and {cache.path} has {size}")
     consumed = _consumed_phases(cache, wanted.samples)
@@ -57,21 +67,98 @@ def continue_cache(config: Config, wanted: Continue) -> Config:
     corpora = cache.identity["blend"] or cache.identity["blend_per_split"]["train"]
     requested: list[int | None] = [None] * len(blend)
     keys: list[str | None] = [None] * len(blend)
-    phases = []
     for old, new in enumerate(places):
-        if new is not None:
-            requested[new] = int(members["requested"][old])
-            keys[new] = key_of(corpora[old][0])
+        if new is None:
+            continue
+        asked = int(members["requested"][old])
+        requested[new] = int(sections["samples"][old]) if asked < 0 else asked  # one pass
+        keys[new] = key_of(corpora[old][0])
+    ended = [
+        (int(source), new)
+        for source, new in zip(members["source"], places, strict=True)
+        if new is not None and all(phase.weights[new : new + 1] == (0.0,) for phase in phases)
+    ]
+    others = [] if config.blend is not None else [config.blends().get(s, ()) for s in SPLITS[1:]]
+    needed = {entry.path for other in others for entry in other}
+    places_ended = {new for _, new in ended}
+    needed |= {entry.path for n, entry in enumerate(blend) if n not in places_ended}
+    before = []
     for samples, weights in consumed:
         moved = [0.0] * len(blend)
         for new, weight in zip(places, weights, strict=True):
             if new is not None:
                 moved[new] = weight
-        phases.append(Phase(tuple(moved), samples=samples))
-    continued = Continued(str(cache.path), cache.key, wanted.samples, tuple(requested), tuple(keys))
-    return msgspec.structs.replace(
-        config, phases=(*phases, *config.phases), continued=continued, continue_=None
+        before.append(Phase(tuple(moved), samples=samples))
+    continued = Continued(
+        path=str(cache.path),
+        key=cache.key,
+        samples=wanted.samples,
+        requested=tuple(requested),
+        corpora=tuple(keys),
+        ended=tuple(new for _, new in ended),
+        gone=_gone_corpora(
+            cache, {n: blend[new].path for n, new in ended if blend[new].path not in needed}
+        ),
     )
+    return msgspec.structs.replace(
+        config, phases=(*before, *phases), continued=continued, continue_=None
+    )
+
+
+def _gone_corpora(cache: Cache, prefixes: Mapping[int, str]) -> dict[str, GoneCorpus]:
+    """Return what a cache says of those corpora, by source, that lack a file."""
+    sources = cache.table("sources")
+    return {
+        prefix: _recorded(cache, source, prefix)
+        for source, prefix in prefixes.items()
+        if sources["shards_end"][source] == sources["shards_begin"][source]
+        and not (exists(idx_path(prefix)) and exists(bin_path(prefix)))
+    }
+
+
+def _recorded(cache: Cache, source: int, prefix: str) -> GoneCorpus:
+    facts = facts_of(cache, source, prefix)
+    own = [entry for entry in cache.table("sections") if entry["source"] == source]
+    tokens = {f"{entry['begin']}:{entry['end']}": int(entry["tokens"]) for entry in own}
+    return GoneCorpus(facts, tokens, tuple(entry["key"].decode("ascii") for entry in own))
+
+
+class RecordedCorpus(Corpus):
+    """A corpus of which only what a cache says is known."""
+
+    def __init__(self, known: GoneCorpus) -> None:
+        super().__init__(known.facts)
+        self._tokens = known.tokens
+
+    def tokens_in(self, begin: int, end: int) -> int:
+        """Return the tokens of a range that has a section in the cache."""
+        found = self._tokens.get(f"{begin}:{end}")
+        return super().tokens_in(begin, end) if found is None else found
+
+
+def require_sections(plan: Plan, gone: Mapping[str, GoneCorpus]) -> None:
+    """Refuse a plan that needs files which are gone, because its sections are in no cache.
+
+    Raises
+    ------
+    NotReady
+        Naming the corpora.
+    """
+    prefixes = [source.prefix for source in plan.sources]
+    missing = {
+        prefixes[section.source]
+        for section in plan.sections
+        if prefixes[section.source] in gone
+        and section.key not in gone[prefixes[section.source]].sections
+    }
+    if missing:
+        raise NotReady(
+            *(
+                f"{idx_path(prefix)}: is gone, and the cache that is continued does not have this "
+                "section of it; bring its files back"
+                for prefix in sorted(missing)
+            )
+        )
 
 
 def _require_alike(config: Config, cache: Cache) -> None:
@@ -93,7 +180,8 @@ def _consumed_phases(cache: Cache, samples: int) -> list[tuple[int, list[float]]
     """Return the phases of a cache up to a sample, each with its samples and its weights."""
     identity = cache.identity
     blend = identity["blend"] or identity["blend_per_split"]["train"]
-    phases = identity.get("phases") or [[samples, [entry[1] for entry in blend]]]
+    weights = [1.0] if len(blend) == 1 else [entry[1] for entry in blend]
+    phases = identity.get("phases") or [[samples, weights]]
     if any(weight is None for _, weights in phases for weight in weights):
         raise ConfigError(f"$.continue: {cache.path} has a blend of training without weights")
     found: list[tuple[int, list[float]]] = []

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from distcache.builder.continued import RecordedCorpus, require_sections
 from distcache.builder.finish import file_size, table_places
 from distcache.cache import open_cache
 from distcache.cache.contents import read_contents
@@ -51,8 +52,25 @@ def require_name(name: str | None) -> None:
 
 
 def cache_path(directory: str | Path, name: str | None, plan: Plan) -> Path:
-    """Return the path of a cache, whose name has been checked."""
-    return Path(directory).absolute() / f"{name or plan.key[:16]}.h5"
+    """Return the path of a cache, whose name has been checked, with ``.h5`` or without."""
+    stem = plan.key[:16] if name is None else name.removesuffix(".h5")
+    return Path(directory).absolute() / f"{stem}.h5"
+
+
+def examined(communicator: Communicator, config: Config, threads: int) -> dict[str, CorpusFacts]:
+    """Return the facts of the corpora of a configuration, by prefix. Collective.
+
+    Of those that may lack files, as the cache that is continued describes them.
+
+    Raises
+    ------
+    CorpusError, NotReady
+        As `require_sound`.
+    """
+    gone = config.continued.gone if config.continued is not None else {}
+    prefixes = config.prefixes()
+    sound = require_sound(communicator, [name for name in prefixes if name not in gone], threads)
+    return {name: gone[name].facts if name in gone else sound[name] for name in prefixes}
 
 
 def agree_on_plan(
@@ -68,7 +86,8 @@ def agree_on_plan(
         With all problems of the configuration.
     """
     progress.phase("examining corpora")
-    facts = require_sound(communicator, config.prefixes(), threads)
+    gone = config.continued.gone if config.continued is not None else {}
+    facts = examined(communicator, config, threads)
     progress.phase("planning")
     groups = _count_groups(communicator, config, facts)
 
@@ -76,8 +95,13 @@ def agree_on_plan(
         tokenizers = tokenizers_of(facts)
         if not config.mixed_tokenizers:
             require_one_tokenizer(tokenizers, "give mixed_tokenizers: true if that is meant")
-        corpora = {prefix: Corpus(found) for prefix, found in facts.items()}
-        return make_plan(config, corpora, tokenizers, groups)
+        corpora = {
+            name: RecordedCorpus(gone[name]) if name in gone else Corpus(found)
+            for name, found in facts.items()
+        }
+        plan = make_plan(config, corpora, tokenizers, groups)
+        require_sections(plan, gone)
+        return plan
 
     return on_rank_0(communicator, decide, Plan, "planning")
 

@@ -128,9 +128,10 @@ def _plan_job(
         ).of_all_ranks()
     final = cache_path(directory, name, plan)
     watch.note(f"key {plan.key}, cache {final}")
-    if communicator.rank == 0:
-        for warning in plan_warnings(config, plan):
-            watch.note(f"warning: {warning}")
+    what = "looking at the plan"
+    warned = on_rank_0(communicator, lambda: plan_warnings(config, plan), list[str], what)
+    for warning in warned:
+        watch.note(f"warning: {warning}")
     before = () if config.continued is None else (Path(config.continued.path),)
     reused_items = on_rank_0(
         communicator,
@@ -167,8 +168,15 @@ def _build(job: Job) -> BuildOutcome:
     def write_beside() -> None:
         for made, ranks in finished:
             try:
-                told = (made.work.threads, made.resumed, made.reused_items, ranks)
-                write_record(workspace.path, final, key, *told)
+                write_record(
+                    workspace.path,
+                    final,
+                    key,
+                    threads=made.work.threads,
+                    resumed=made.resumed,
+                    reused_items=made.reused_items,
+                    ranks=ranks,
+                )
             except OSError as error:  # the cache exists without it
                 watch.note(f"the build record could not be written: {error}")
 

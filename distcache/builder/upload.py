@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from distcache.cache.contents import Contents, read_contents, read_version
+from distcache.cache.contents import Contents, read_contents, read_version, sources_drawn_no_more
 from distcache.cache.corpus_places import (
     beside,
     corpus_places,
@@ -20,7 +20,7 @@ from distcache.cache.corpus_places import (
 from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
-from distcache.errors import ConfigError, CorpusError, ObjectMissing, StorageError
+from distcache.errors import ConfigError, CorpusError, NotReady, ObjectMissing, StorageError
 from distcache.option import Option
 from distcache.ranks.agreement import aborting_on_error, on_rank_0
 from distcache.ranks.communicator import Communicator
@@ -135,7 +135,9 @@ def _plan(
     Raises
     ------
     ConfigError
-        If a corpus has no `.bin`, or the target is no URL.
+        If a corpus is one of MDS shards, or the target is no URL.
+    NotReady
+        If a corpus has no `.bin`.
     """
     if is_url(cache) or not is_url(to):
         raise ConfigError(f"upload {cache} --out {to}: expected a path, and a URL as --out")
@@ -143,8 +145,7 @@ def _plan(
     contents = read_contents(cache)
     local = [
         (prefix, entry["idx_digest"].decode("ascii"), entry)
-        for prefix, entry in zip(contents.prefixes, contents.table("sources"), strict=True)
-        if not is_url(prefix)
+        for _, prefix, entry in _sources_to_send(contents)
     ]
     files: dict[str, FileToSend] = {}
     if local and not options.corpora:
@@ -161,19 +162,32 @@ def _plan(
     return [*files.values(), cache_file], contents.key
 
 
+def _sources_to_send(contents: Contents) -> Iterator[tuple[int, str, Any]]:
+    """Yield number, prefix and row of the corpora that are files, of which samples follow."""
+    left_out = sources_drawn_no_more(contents)
+    sources = zip(contents.prefixes, contents.table("sources"), strict=True)
+    for number, (prefix, entry) in enumerate(sources):
+        if not is_url(prefix) and number not in left_out:
+            yield number, prefix, entry
+
+
 def _corpus_files(prefix: str, to: str, digest: str, entry: Any) -> Iterator[FileToSend]:
     """Yield the files of a corpus.
 
     Raises
     ------
     ConfigError
+        If it is one of MDS shards.
+    NotReady
         If it has no `.bin`.
     """
-    if not Path(bin_path(prefix)).exists():
+    if entry["shards_end"] > entry["shards_begin"]:
         raise ConfigError(
-            f"{bin_path(prefix)}: does not exist; corpora of MDS shards are not uploaded: "
-            "build from the one that `distcache materialize` makes of them"
+            f"{prefix}: corpora of MDS shards are not uploaded: build from the one that "
+            "`distcache materialize` makes of them"
         )
+    if not Path(bin_path(prefix)).exists():
+        raise NotReady(f"{bin_path(prefix)}: no such file")
     yield FileToSend(bin_path(prefix), bin_path(to), int(entry["bin_size"]))
     if (receipt := Path(receipt_path(prefix))).exists():
         yield FileToSend(str(receipt), receipt_path(to), receipt.stat().st_size)
@@ -195,12 +209,10 @@ def _read_back(target: str, options: UploadOptions) -> None:
 
 
 def _read_indices_back(contents: Contents, target: str, threads: int) -> None:
-    digests = contents.table("sources")["idx_digest"].tolist()
-    places = zip(contents.prefixes, corpus_places(contents), digests, strict=True)
+    places = corpus_places(contents)
     wanted = {
-        idx_path(place): digest.decode("ascii")
-        for prefix, place, digest in places
-        if not is_url(prefix)
+        idx_path(places[number]): entry["idx_digest"].decode("ascii")
+        for number, _, entry in _sources_to_send(contents)
     }
 
     def compare(url: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -19,11 +21,14 @@ from numpy.typing import NDArray
 from distcache.cache.format import (
     ARRAY_NAMES,
     ARRAY_TYPES,
+    BEGIN_SIZE,
     HEADER_SIZE,
+    MAGIC,
     TABLES,
     Header,
     array_fields,
 )
+from distcache.corpus import CorpusFacts
 from distcache.corpus.mds.index_json import CODECS
 from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NotReady
 from distcache.kernels import Mapping
@@ -72,6 +77,9 @@ class ArrayView:
     def nbytes(self) -> int:
         """Its size in bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
+
+
+MAX_NAMED: Final = 8  # caches of a directory in a message
 
 
 class Contents:
@@ -193,7 +201,7 @@ class Contents:
             dtype = raw_type.decode("ascii", "replace")
             if not dtype and not rows:
                 continue  # a section of rows has no samples to cut
-            if dtype not in ARRAY_TYPES:
+            if dtype not in ARRAY_TYPES[name]:
                 raise CacheCorrupt(f"{self.path}: {name} of {table} row {row} has dtype {dtype!r}")
             view = ArrayView(
                 name=name,
@@ -259,6 +267,48 @@ class Contents:
             raise CacheCorrupt(f"{self.path}: its tables name rows or fields that do not exist")
 
 
+def facts_of(contents: Contents, source: int, prefix: str) -> CorpusFacts:
+    """Return the facts of a corpus that a cache was built from, and that has a prefix now.
+
+    Of shards it has none.
+    """
+    row = contents.table("sources")[source]
+    return CorpusFacts(
+        prefix,
+        row["idx_digest"].decode("ascii", "replace"),
+        idx_size=int(row["idx_size"]),
+        bin_size=int(row["bin_size"]),
+        type_code=int(row["type_code"]),
+        sequences=int(row["sequences"]),
+        documents=int(row["documents"]),
+        tokens=int(row["tokens"]),
+        empty_sequences=int(row["empty_sequences"]),
+        view=bool(row["view"]),
+    )
+
+
+def sources_drawn_no_more(contents: Contents) -> frozenset[int]:
+    """Return the corpora of which no sample is read any more.
+
+    Of a cache that continues another: those that only the samples before are drawn from.
+    """
+    members, before = contents.table("members"), contents.identity.get("continue")
+    if before is None:
+        return frozenset()
+    ends = np.cumsum([samples for samples, _ in contents.identity["phases"]])
+    following = [
+        weights
+        for (_, weights), end in zip(contents.identity["phases"], ends.tolist(), strict=True)
+        if end > before["samples"]
+    ]
+    is_train = members["split"] == b"train"
+    drawn = np.array([any(weights) for weights in zip(*following, strict=True)])
+    read = set(members["source"][~is_train].tolist()) | set(
+        members["source"][is_train][drawn].tolist()
+    )
+    return frozenset(range(len(contents.table("sources")))) - read
+
+
 def packed_sources(contents: Contents) -> frozenset[int]:
     """Return the corpora of a cache that have compressed shards."""
     count = len(contents.table("sources"))
@@ -281,23 +331,52 @@ def open_cache_file(path: Path) -> tuple[int, Header]:
         If the file does not exist, or cannot be opened.
     CacheCorrupt
         If it is not a whole cache.
+    ConfigError
+        If it is something else.
     """
     try:
         descriptor = open_regular(path)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such cache; build it first") from error
     except OSError as error:
-        raise NotReady(f"{path}: cannot be opened: {error.strerror}") from error
+        if path.is_dir():
+            raise ConfigError(no_file(path)) from error
+        kind = ConfigError if error.errno == errno.EINVAL else NotReady  # it is no regular file
+        raise kind(f"{path}: cannot be opened: {error.strerror}") from error
     try:
         size = os.fstat(descriptor).st_size
         try:
-            page = os.pread(descriptor, HEADER_SIZE, 0)
+            header = _header(
+                lambda begin, end: os.pread(descriptor, end - begin, begin), path, size
+            )
+        except DistcacheError:
+            raise
         except OSError as error:
             raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
-        return descriptor, Header.unpack(page, str(path), size)
+        return descriptor, header
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _header(read: Callable[[int, int], bytes], path: str | Path, size: int) -> Header:
+    """Read the header of a cache by a function of a range of bytes."""
+    page = read(0, min(size, HEADER_SIZE))
+    if not page.startswith(MAGIC):  # by what follows, a damaged cache is known from another file
+        page += read(len(page), min(size, BEGIN_SIZE))
+    return Header.unpack(page, str(path), size)
+
+
+def no_file(directory: Path) -> str:
+    """Return what is said of a directory in the place of a cache."""
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".h5"))
+    except OSError:
+        names = []
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    listed = ", ".join(str(directory / name) for name in names[:MAX_NAMED])
+    there = f"; the caches in it are {listed}{more}" if names else ", and has no cache in it"
+    return f"{directory}: is a directory{there}"
 
 
 def read_contents(path: str | Path) -> Contents:
@@ -329,11 +408,12 @@ def read_version(path: str | Path) -> tuple[Contents, FileVersion]:
         except DistcacheError:
             raise
         except OSError as error:
+            if os.path.isdir(path):
+                raise ConfigError(no_file(Path(path))) from error
             raise NotReady(f"{path}: cannot be opened: {error.strerror}") from error
         size = place.version.size
         try:
-            page = read_all(place, 0, min(size, HEADER_SIZE))
-            header = Header.unpack(page, str(path), size)
+            header = _header(functools.partial(read_all, place), path, size)
             tables = read_all(place, header.tables_begin, header.file_size)
         except DistcacheError:
             raise

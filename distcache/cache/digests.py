@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,12 @@ def block_range(block: int, tables_begin: int) -> tuple[int, int]:
     return max(block * BLOCK_SIZE, HEADER_SIZE), min((block + 1) * BLOCK_SIZE, tables_begin)
 
 
-def verify_cache(cache: Contents, threads: int = 2, version: FileVersion | None = None) -> None:
+def verify_cache(
+    cache: Contents,
+    threads: int = 2,
+    version: FileVersion | None = None,
+    advance: Callable[[float], None] = lambda _: None,
+) -> None:
     """Compare every block of a cache, a file or an object, with its digest.
 
     The header and the tables were compared when they were read, and blocks cover all other bytes.
@@ -92,6 +97,8 @@ def verify_cache(cache: Contents, threads: int = 2, version: FileVersion | None 
         Blocks that are read at a time.
     version : FileVersion or None
         Version of the object when its tables were read.
+    advance : callable
+        Receiver of the bytes that were compared.
 
     Raises
     ------
@@ -110,6 +117,7 @@ def verify_cache(cache: Contents, threads: int = 2, version: FileVersion | None 
             try:
                 for piece in pieces_of(place, *block_range(block, tables_begin), size):
                     digest.update(piece.data)
+                    advance(piece.size)
             except StorageError:
                 raise  # the store, and not the object
             except OSError:  # cut short, or unreadable

@@ -16,13 +16,16 @@ import numpy as np
 import xxhash
 
 from distcache.corpus.mds.shard_table import ROWS
-from distcache.errors import CacheCorrupt
+from distcache.errors import CacheCorrupt, ConfigError, DistcacheError
+from distcache.storage.signatures import HDF5, other_format
 
 MAGIC: Final = b"\x89distcache\r\n\x1a\n\x00\x00"
 VERSION: Final = 1
 HEADER_SIZE: Final = 4096
 BLOCK_SIZE: Final = 64 << 20
 LEAF_SIZE: Final = 1 << 20
+# Bytes that identify a cache: our header, then HDF5's signature.
+BEGIN_SIZE: Final = HEADER_SIZE + len(HDF5)
 
 _FIXED: Final = struct.Struct("<16sII64sQQQQQ16s")
 _PLACE: Final = struct.Struct("<16sQQQ")
@@ -34,7 +37,13 @@ ARRAY_NAMES: Final = {
 }
 
 
-ARRAY_TYPES: Final = frozenset({"<i2", "<i4", "<u4", "<i8"})
+ARRAY_TYPES: Final = {
+    "document_index": ("<i4",),
+    "sample_index": ("<i4", "<i8"),
+    "shuffle_index": ("<u4", "<i8"),
+    "dataset_index": ("<i2",),
+    "dataset_sample_index": ("<i8",),
+}
 
 
 def array_fields(name: str) -> list[tuple[str, str]]:
@@ -181,11 +190,10 @@ class Header(msgspec.Struct, frozen=True):
         ------
         CacheCorrupt
             If anything is not as the format says.
+        ConfigError
+            If it is a file of another kind.
         """
-        if len(page) < HEADER_SIZE or not page.startswith(MAGIC):
-            raise CacheCorrupt(f"{path}: is not a distcache file: its magic is {page[:16]!r}")
-        if xxhash.xxh3_128_digest(page[:-_DIGEST_SIZE]) != page[-_DIGEST_SIZE:]:
-            raise CacheCorrupt(f"{path}: the header does not match its digest")
+        page = _header_page(page, path, file_size)
         _, version, count, key, size, *sizes, digest = _FIXED.unpack_from(page)
         header_size, tables_begin, block_size, leaf_size = sizes
         if version != VERSION:
@@ -229,3 +237,27 @@ class DatasetPlace(msgspec.Struct, frozen=True):
     def nbytes(self) -> int:
         """Its size in bytes."""
         return self.type.itemsize * math.prod(self.shape)
+
+
+def _header_page(page: bytes, path: str, file_size: int) -> bytes:
+    """Return the page of a header, compared with its digest, of the first bytes of a file."""
+    if not page.startswith(MAGIC):
+        raise _no_cache(path, page, file_size)
+    page = page[:HEADER_SIZE]
+    if len(page) < HEADER_SIZE:
+        raise CacheCorrupt(f"{path}: has {file_size} bytes, fewer than a header")
+    if xxhash.xxh3_128_digest(page[:-_DIGEST_SIZE]) != page[-_DIGEST_SIZE:]:
+        raise CacheCorrupt(f"{path}: the header does not match its digest")
+    return page
+
+
+def _no_cache(path: str, page: bytes, file_size: int) -> DistcacheError:
+    """Return the error for a file that does not begin as a cache; behind a header is HDF5's."""
+    cut = MAGIC.startswith(page[: len(MAGIC)])
+    if cut or page[HEADER_SIZE:].startswith(HDF5) or not page.strip(b"\0"):
+        return CacheCorrupt(f"{path}: its header is damaged: it begins with {page[:16]!r}")
+    tokens = path.endswith(".bin")
+    known = other_format(page, file_size, texts=not tokens)
+    known = known or ("the tokens of a corpus" if tokens else None)
+    looks = f"; it looks like {known}" if known else f": it begins with {page[:16]!r}"
+    return ConfigError(f"{path}: is no cache{looks}; give the .h5 file that `build` has written")

@@ -64,18 +64,13 @@ def map_section(
     views = cache.arrays("sections", row)
     empty = {"sample_index": np.empty((0, 2), np.int32), "shuffle_index": np.empty(0, np.uint32)}
     arrays = empty | {name: cache.read(view) for name, view in views.items()}
-    try:
-        return Section(
-            arrays["document_index"],
-            arrays["sample_index"],
-            arrays["shuffle_index"],
-            idx.lengths,
-            idx.offsets,
-            idx.type_code,
-            cache.add_extra_token,
-            shards,
-        )
-    except ValueError as error:
-        raise CorpusError(
-            f"{idx.path}: tokens have type code {idx.type_code}, expected an integer type"
-        ) from error
+    return Section(
+        arrays["document_index"],
+        arrays["sample_index"],
+        arrays["shuffle_index"],
+        idx.lengths,
+        idx.offsets,
+        idx.type_code,
+        cache.add_extra_token,
+        shards,
+    )

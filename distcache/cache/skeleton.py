@@ -8,6 +8,9 @@ another file.
 Datasets get their storage when they are created, until the first that is so small that HDF5 would
 not align it: from then on the file is reopened, as one in which everything is aligned, and each
 dataset gets its storage by writing an element. That takes three times as long.
+
+HDF5 writes to memory, whose place its descriptor is given: after a write that fails, as on a full
+disk, it may end the process when it closes the file (HDF5 2.0, h5py 3.16).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import numpy as np
 
 from distcache.cache.format import HEADER_SIZE, DatasetPlace
 from distcache.errors import DistcacheError
+from distcache.storage.files import closing_fd, read_range, write_range
 
 # Smaller datasets share a block. Pieces of metadata are smaller than this.
 ALIGNED_FROM: Final = 2048  # bytes
@@ -60,22 +64,32 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
     early = next(small, len(stored))
     Path(scratch).unlink(missing_ok=True)
     try:
-        _create_all(scratch, data_begin, places, {place.offset for place in stored[:early]})
-        if not early:
-            _allocate(scratch, stored[:1], data_begin)
-        _allocate(scratch, stored[max(early, 1) :], ALIGNMENT)
-        size = max((place.offset + place.nbytes for place in stored), default=data_begin)
-        if (made := os.stat(scratch).st_size) != size:
-            raise DistcacheError(f"HDF5 made a file of {made} bytes, expected {size}")
-        with open(scratch, "rb") as stream:
-            return stream.read(data_begin)
-    except (OSError, RuntimeError) as error:  # the latter as HDF5 closes a file
-        found = re.search(r"errno = (\d+)", str(error))
-        if found is None:
+        with closing_fd(os.memfd_create("layout")) as memory:
+            first = {place.offset for place in stored[:early]}
+            _create_all(scratch, memory, data_begin, places, first)
+            if not early:
+                _allocate(scratch, memory, data_begin, stored[:1], data_begin)
+            _allocate(scratch, memory, data_begin, stored[max(early, 1) :], ALIGNMENT)
+            size = max((place.offset + place.nbytes for place in stored), default=data_begin)
+            if (made := os.fstat(memory).st_size) != size:
+                raise DistcacheError(f"HDF5 made a file of {made} bytes, expected {size}")
+            return read_range(memory, 0, data_begin)
+    except OSError as error:
+        found = re.search(r"errno = (\d+)", str(error))  # in the words of HDF5
+        number = int(found[1]) if found is not None else error.errno
+        if number is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1])), scratch) from error
+        raise OSError(number, os.strerror(number), scratch) from error
     finally:
         Path(scratch).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _in_memory(file: Any, memory: int) -> Iterator[None]:
+    """Let HDF5 write to another file than the one that it has opened, and close it."""
+    with contextlib.closing(file):
+        os.dup2(memory, file.get_vfd_handle(), inheritable=False)
+        yield
 
 
 def _with_padding(begin: int, wanted: Sequence[DatasetPlace]) -> Iterator[DatasetPlace]:
@@ -102,7 +116,7 @@ def _access(aligned_from: int, alignment: int, metadata: int) -> Any:
 
 
 def _create_all(
-    path: str, data_begin: int, places: Sequence[DatasetPlace], early: Collection[int]
+    path: str, memory: int, data_begin: int, places: Sequence[DatasetPlace], early: Collection[int]
 ) -> None:
     """Create the file and all datasets, those at some offsets with storage."""
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
@@ -111,7 +125,8 @@ def _create_all(
     creation.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_AGGR, False, 1)
     access = _access(ALIGNED_FROM, ALIGNMENT, data_begin - HEADER_SIZE)
     file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, access)
-    with contextlib.closing(file):
+    write_range(memory, 0, Path(path).read_bytes())  # what HDF5 has written by now
+    with _in_memory(file, memory):
         _create_datasets(file, places, early)
 
 
@@ -146,11 +161,16 @@ def _dataset_properties(allocation: int) -> Any:
     return properties
 
 
-def _allocate(path: str, places: Sequence[DatasetPlace], alignment: int) -> None:
+def _allocate(
+    path: str, memory: int, data_begin: int, places: Sequence[DatasetPlace], alignment: int
+) -> None:
     """Allocate the storage of datasets by writing one element."""
+    with open(path, "wb") as stream:  # HDF5 reads the superblock as it opens it
+        stream.write(read_range(memory, 0, min(data_begin, os.fstat(memory).st_size)))
+        stream.truncate(os.fstat(memory).st_size)
     file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, _access(1, alignment, HEADER_SIZE))
     one = h5py.h5s.create_simple((1,))
-    with contextlib.closing(file):
+    with _in_memory(file, memory):
         for place in places:
             dataset = h5py.h5d.open(file, f"{place.group}/{place.name}".encode())
             space = dataset.get_space()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import os
 from pathlib import Path
@@ -12,7 +11,7 @@ import msgspec
 import typer
 
 from distcache import __version__
-from distcache.builder.configuration import NOT_WRITTEN, complete, load_config
+from distcache.builder.configuration import NOT_WRITTEN, OWN_KEYS, complete, load_config
 from distcache.builder.finish import file_size, table_places
 from distcache.builder.job import BuildOptions, MemoryLimit
 from distcache.builder.prepare import agree_on_plan, require_name
@@ -24,7 +23,6 @@ from distcache.cli.common import (
     LogOption,
     ThreadsOption,
     interrupt_on_signals,
-    option_names,
 )
 from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json, print_records, print_result
@@ -46,6 +44,7 @@ from distcache.plan.source_needs import (
     prefix_warnings,
     shard_needs,
 )
+from distcache.plan.written_blends import WrittenForms
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
@@ -82,13 +81,10 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
         raise ConfigError("give a configuration file, or a training command of Megatron")
     named = words[0].endswith((".json", ".yaml", ".yml", ".toml"))
     if is_command(words) and not named:
-        return complete(config_from_options(words, near=option_names(context)))
+        return complete(config_from_options(words))
     if len(words) == 1:
         return load_config(words[0])
-    near = difflib.get_close_matches(words[1].partition("=")[0], option_names(context), n=1)
     said = f"unknown option or word: {' '.join(words[1:])}"
-    if near:
-        raise ConfigError(f"{said}; did you mean {near[0]}?")
     if not named and not os.path.lexists(words[0]):
         return complete(config_from_options(words))  # a command, of which no word is a script
     raise ConfigError(f"{said} (Megatron's options cannot be combined with a configuration file)")
@@ -328,7 +324,7 @@ def build_command(
     options: BuildOptions,
     config: ConfigArgument = None,
     name: Annotated[
-        str | None, typer.Option(help="File name without .h5; by default from the key.")
+        str | None, typer.Option(help="File name, with .h5 or without; by default from the key.")
     ] = None,
     threads: ThreadsOption = 0,
     log_format: LogOption = "auto",
@@ -447,15 +443,28 @@ def schema_command() -> None:
 
 
 def configuration_schema() -> dict[str, Any]:
-    """Return the JSON schema of a configuration, which may have Megatron's options, too."""
-    found: dict[str, Any] = msgspec.json.schema(Config)
-    own = found["$defs"]["Config"]
+    """Return the JSON schema of a configuration, or of a file of Megatron's options."""
+    places, kinds = msgspec.json.schema_components(
+        (Config, WrittenForms), ref_template="#/$defs/{name}"
+    )
+    own = kinds["Config"]
     fields: dict[str, Any] = own["properties"]
+    fields |= kinds.pop("WrittenForms")["properties"]
     for name in NOT_WRITTEN:
         del fields[name]
-    spellings = {spelt for name in MEGATRON_KEYS for spelt in (name, name.replace("_", "-"))}
-    fields |= {name: {"description": "an option of Megatron-LM"} for name in sorted(spellings)}
-    # Options of a training command may stand for the sequence length.
-    own.pop("required", None)
     own["title"] = "Configuration of distcache"
-    return {"$schema": DIALECT, "$comment": f"distcache {__version__}", **found}
+    spellings = sorted({spelt for key in MEGATRON_KEYS for spelt in (key, key.replace("_", "-"))})
+    kinds["Megatron"] = {
+        "title": "Options of Megatron-LM; distcache ignores those that do not concern data",
+        "type": "object",
+        "properties": {name: {"description": "an option of data"} for name in spellings},
+        "anyOf": [{"required": [name]} for name in spellings],
+    }
+    return {
+        "$schema": DIALECT,
+        "$comment": f"distcache {__version__}",
+        "if": {"anyOf": [{"required": [name]} for name in sorted(OWN_KEYS)]},
+        "then": places[0],
+        "else": {"$ref": "#/$defs/Megatron"},
+        "$defs": kinds,
+    }

@@ -16,22 +16,32 @@ from distcache.builder.build_record import (
     read_build_record,
 )
 from distcache.builder.configuration import complete, load_config, naming_from
-from distcache.cache.contents import Cache, Contents, open_cache, read_contents, read_version
+from distcache.builder.prepare import examined
+from distcache.cache.contents import (
+    Cache,
+    Contents,
+    open_cache,
+    read_contents,
+    read_version,
+    sources_drawn_no_more,
+)
 from distcache.cache.corpus_places import corpus_places, moves_from, prefix_renamer
 from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
 from distcache.cli.common import (
     FimOption,
     JsonOption,
+    LogOption,
     MegatronOption,
     PrefixOption,
     TokenizerOption,
 )
-from distcache.cli.show import print_json, print_records
-from distcache.corpus.examine import examine, require_sound
+from distcache.cli.show import make_progress, print_json, print_records
+from distcache.corpus import idx_path
+from distcache.corpus.examine import examine
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import find_receipt
-from distcache.errors import ConfigError, CorpusError, KeyMismatch
+from distcache.errors import ConfigError, CorpusError, KeyMismatch, NotReady
 from distcache.extras import needing
 from distcache.megatron.command_line import is_command, require_command
 from distcache.megatron.export import export, settings_text
@@ -40,7 +50,8 @@ from distcache.megatron.options import config_from_options
 from distcache.plan.config import Config, canonical_json, key_of
 from distcache.plan.identity import identity_of
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.progress import NullProgress
+from distcache.ranks.progress import NullProgress, Progress
+from distcache.storage.place import exists
 from distcache.storage.units import counted, size_text
 from distcache.storage.url import path_only, require_file
 
@@ -123,6 +134,7 @@ def verify_command(
     ] = False,
     prefix: PrefixOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Blocks read at a time.")] = 2,
+    log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Compare every byte of a cache with its digests.
@@ -133,9 +145,12 @@ def verify_command(
     """
     opened, version = read_version(cache)
     opened.moves = moves_from(prefix or [], os.environ)
-    verify_cache(opened, threads, version)
-    compared = _verify_corpora(opened, threads, tokens=tokens) if corpora or tokens else 0
-    nbytes = opened.header.file_size
+    nbytes, compared = opened.header.file_size, 0
+    with make_progress(log_format) as progress:
+        progress.phase("reading the cache", nbytes)
+        verify_cache(opened, threads, version, progress.advance)
+        if corpora or tokens:
+            compared = _verify_corpora(opened, threads, progress, tokens=tokens)
     if as_json:
         found = {"cache": cache, "key": opened.key, "nbytes": nbytes, "corpora": compared}
         print_json(found | {"tokens": tokens})
@@ -149,13 +164,20 @@ def verify_command(
     typer.echo(f"{cache}: {size_text(nbytes)} verified, key {opened.key}{said}")
 
 
-def _verify_corpora(cache: Contents, threads: int, *, tokens: bool) -> int:
+def _verify_corpora(cache: Contents, threads: int, progress: Progress, *, tokens: bool) -> int:
     """Compare the corpora with what a cache was built from, and return their number."""
-    communicator, prefixes = SerialCommunicator(), corpus_places(cache)
-    with fetched_indices(communicator, prefixes, NullProgress()):
-        facts, faults = examine(communicator, prefixes, threads)
+    communicator, sources = SerialCommunicator(), cache.table("sources")
+    ended = sources_drawn_no_more(cache)
+    places = enumerate(corpus_places(cache))
+    here = {n: name for n, name in places if n not in ended or exists(idx_path(name))}
+    if len(here) < len(sources):
+        progress.note(f"{len(sources) - len(here)} corpora are drawn no more, and are not here")
+    prefixes = list(here.values())
+    with fetched_indices(communicator, prefixes, progress):
+        facts, faults = examine(communicator, prefixes, threads, progress)
         problems = [str(fault) for fault in faults]
-        for entry, prefix in zip(cache.table("sources"), prefixes, strict=True):
+        for number, prefix in here.items():
+            entry = sources[number]
             for name, found in facts[prefix].identity.items() if prefix in facts else ():
                 wanted = entry[name].item()
                 wanted = wanted.decode("ascii") if isinstance(wanted, bytes) else wanted
@@ -168,14 +190,16 @@ def _verify_corpora(cache: Contents, threads: int, *, tokens: bool) -> int:
             with needing("--tokens"):
                 from distcache.edit.audit import digest_faults  # noqa: PLC0415
             receipts = {prefix: own for prefix in facts if (own := find_receipt(prefix))}
-            problems += [str(fault) for fault in digest_faults(communicator, facts, receipts)]
+            wrong = digest_faults(communicator, facts, receipts, progress)
+            problems += [str(fault) for fault in wrong]
             problems += [
                 f"{prefix}: has no receipt, and so no digest of its tokens"
                 for prefix in facts
                 if prefix not in receipts
             ]
     if problems:
-        raise CorpusError(*problems)
+        missing = len(problems) == len(faults) and all(fault.missing for fault in faults)
+        raise (NotReady if missing else CorpusError)(*problems)
     return len(prefixes)
 
 
@@ -205,7 +229,7 @@ def explain_command(
     opened = read_contents(cache)
     communicator = SerialCommunicator()
     with fetched_indices(communicator, wanted_config.prefixes(), NullProgress()):
-        facts = require_sound(communicator, wanted_config.prefixes(), threads=2)
+        facts = examined(communicator, wanted_config, threads=2)
     wanted = identity_of(wanted_config, facts)
     fields = [
         {
@@ -314,6 +338,7 @@ def export_command(
     megatron: MegatronOption = None,
     fim_data: FimOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Arrays written at a time.")] = 2,
+    log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Write the files that an unmodified Megatron looks for.
@@ -338,7 +363,9 @@ def export_command(
             raise ConfigError("--megatron automodel: a training command is read of Megatron only")
         require_command(context.args)
         naming = _as_trained(opened, context.args, rename, naming)
-    done = export(opened, Path(to), rename, naming, threads)
+    with make_progress(log_format) as progress:
+        progress.phase("writing arrays", 1)
+        done = export(opened, Path(to), rename, naming, threads, advance=progress.advance)
     if as_json:
         print_json(done)
         return

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from distcache.cli.common import interrupt_on_signals
 from distcache.errors import ConfigError
@@ -34,8 +34,39 @@ KEPT: Final = "run again to continue"
 NAMING: Final = r"[0-9.,]+|automodel"  # releases of Megatron-Core, or NeMo Automodel
 
 
-# Every command below its heading in the list of commands, in the order of work.
+# Every command below its heading in the list of commands: those of the first week, then all others.
 PANELS: Final = {
+    "The first week": {
+        "doctor": CommandEntry(
+            "jobs", "doctor_command", "Find what would break a first job, where it will run.", True
+        ),
+        "plan": CommandEntry(
+            "build", "plan_command", "Show what a build makes and takes, or all problems.", True
+        ),
+        "build": CommandEntry(
+            "build",
+            "build_command",
+            "Build a cache, alone or with all ranks of a job.",
+            True,
+            None,
+        ),
+        "verify": CommandEntry(
+            "cache", "verify_command", "Compare every byte of a cache with its digests."
+        ),
+        "export": CommandEntry(
+            "cache",
+            "export_command",
+            "Write the files that an unmodified Megatron looks for.",
+            True,
+            KEPT,
+        ),
+        "localize": CommandEntry(
+            "node",
+            "localize_command",
+            "Bring a cache and its .idx files to every node's disk.",
+            interrupted=None,
+        ),
+    },
     "Corpora": {
         "ingest": CommandEntry(
             "ingest", "ingest_app", "Make corpora of text and of token shards.", interrupted=None
@@ -92,16 +123,26 @@ PANELS: Final = {
         ),
     },
     "Caches": {
-        "plan": CommandEntry(
-            "build", "plan_command", "Show what a build makes and takes, or all problems.", True
+        "inspect": CommandEntry(
+            "cache", "inspect_command", "Show the contents of a cache, or how long its build took."
         ),
-        "build": CommandEntry(
-            "build",
-            "build_command",
-            "Build a cache, alone or with all ranks of a job.",
+        "explain": CommandEntry(
+            "cache",
+            "explain_command",
+            "Compare a configuration with a cache; 7 if they differ.",
             True,
-            None,
         ),
+        "schema": CommandEntry(
+            "build", "schema_command", "Print the JSON schema of a configuration, for editors."
+        ),
+        "upload": CommandEntry(
+            "build",
+            "upload_command",
+            "Put a cache, and its corpora, into a bucket.",
+            interrupted=None,
+        ),
+    },
+    "Jobs": {
         "submit": CommandEntry(
             "jobs",
             "submit_command",
@@ -120,21 +161,11 @@ PANELS: Final = {
             "Say whether a cache is ready, or how far its build is.",
             interrupted="a build continues without this command",
         ),
-        "inspect": CommandEntry(
-            "cache", "inspect_command", "Show the contents of a cache, or how long its build took."
+        "local": CommandEntry(
+            "node", "local_app", "Look after the copies on this node.", interrupted=KEPT
         ),
-        "verify": CommandEntry(
-            "cache", "verify_command", "Compare every byte of a cache with its digests."
-        ),
-        "schema": CommandEntry(
-            "build", "schema_command", "Print the JSON schema of a configuration, for editors."
-        ),
-        "explain": CommandEntry(
-            "cache",
-            "explain_command",
-            "Compare a configuration with a cache; 7 if they differ.",
-            True,
-        ),
+    },
+    "Training": {
         "trace": CommandEntry(
             "trace",
             "trace_command",
@@ -142,7 +173,10 @@ PANELS: Final = {
             True,
         ),
         "report": CommandEntry(
-            "report", "report_command", "Sum up what training sees, as numbers or as a page."
+            "report",
+            "report_command",
+            "Sum up what training sees, as numbers or as a page.",
+            True,
         ),
         "rest": CommandEntry(
             "rest",
@@ -151,38 +185,27 @@ PANELS: Final = {
             True,
             KEPT,
         ),
-        "export": CommandEntry(
-            "cache",
-            "export_command",
-            "Write the files that an unmodified Megatron looks for.",
-            True,
-            KEPT,
-        ),
-        "upload": CommandEntry(
-            "build",
-            "upload_command",
-            "Put a cache, and its corpora, into a bucket.",
-            interrupted=None,
-        ),
-    },
-    "Nodes": {
-        "localize": CommandEntry(
-            "node",
-            "localize_command",
-            "Bring a cache and its .idx files to every node's disk.",
-            interrupted=None,
-        ),
-        "local": CommandEntry(
-            "node", "local_app", "Look after the copies on this node.", interrupted=KEPT
-        ),
-    },
-    "Environment": {
-        "doctor": CommandEntry(
-            "jobs", "doctor_command", "Find what would break a first job, where it will run.", True
-        ),
     },
 }
 COMMANDS: Final = {name: entry for panel in PANELS.values() for name, entry in panel.items()}
+# What stands for the value of an option in help, by its long name; for others the name's last word.
+VALUES: Final = {
+    "SIZE": "memory-limit shard-size budget reserve node-disk mem max-document-size",
+    "DIR": "store logs work",
+    "PATH": "out",
+    "CACHE": "reuse",
+    "FROM=TO": "prefix",
+    "TIME": "time",
+    "N": "documents",
+    "TOKEN": "eod",
+    "NAME": "partition account qos constraint mpi split",
+    "OPTION": "directive srun",
+    "RELEASE": "megatron",
+    "FILE|NAME": "tokenizer",
+    "SHAPE": "lengths",
+    "REGEX": "tiktoken-pattern",
+    "FIELD": "text-key column",
+}
 OPENBLAS: Final = "OPENBLAS_NUM_THREADS"
 PASS_THROUGH: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -198,14 +221,55 @@ class LazyGroup(TyperGroup):
             if args[0] == "localize":
                 args = _with_empty_value(args, "--megatron", NAMING)
             _require_given_once(command, args[1:])
+            if COMMANDS[args[0]].passes_options:
+                _require_no_misspelt(args[0], command, args[1:])
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands in groups, each in the order of work."""
-        del ctx
-        for panel, entries in PANELS.items():
-            with formatter.section(panel):
-                formatter.write_dl([(name, entry.summary) for name, entry in entries.items()])
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write what fits a terminal: the commands of the first week, and the names of others."""
+        formatter.write_usage(ctx.command_path, "[--version | --install-completion] COMMAND ...")
+        formatter.write_paragraph()
+        formatter.write_text(self.help)
+        first, *others = PANELS
+        with formatter.section(first):
+            formatter.write_dl([(name, entry.summary) for name, entry in PANELS[first].items()])
+        with formatter.section("All others (`distcache COMMAND --help` has examples)"):
+            formatter.write_dl([(panel, " ".join(PANELS[panel])) for panel in others])
+        formatter.write_paragraph()
+        formatter.write_text(self.epilog)
+
+
+class PassThrough(TyperCommand):
+    """A command that takes Megatron's options, and those of distcache beside them."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        from distcache.megatron.command_line import own_options  # noqa: PLC0415
+
+        taken = {name for option in self.params for name in option.opts}
+        self._own: dict[str | None, str] = {}
+        for action in own_options():
+            name = action.option_strings[0]
+            if name not in taken:
+                values = "|".join(action.choices) if action.choices else str(action.metavar)
+                option = TyperOption(
+                    param_decls=[name],
+                    help=f"{str(action.help).rstrip('.')} (with a training command).",
+                    is_flag=action.nargs == 0,
+                    metavar=None if action.nargs == 0 else values,
+                )
+                self.params.append(option)
+                self._own[option.name] = name
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options, and put distcache's own before the words that are passed on."""
+        rest = super().parse_args(ctx, args)
+        words: list[str] = []
+        for key, name in self._own.items():
+            value = ctx.params.pop(key, None)
+            words += [name] if value is True else [name, value] if value else []
+        ctx.args = [*words, *ctx.args]
+        return rest
 
 
 def _require_given_once(command: Any, words: Sequence[str]) -> None:
@@ -235,6 +299,52 @@ def _require_given_once(command: Any, words: Sequence[str]) -> None:
         first = given.setdefault(options[name].name, value)
         if first != value:
             raise ConfigError(f"{name} is given twice, as {first!r} and {value!r}; give it once")
+
+
+def _require_no_misspelt(called: str, command: Any, words: Sequence[str]) -> None:
+    """Refuse an option that is like one of a command.
+
+    It would be ignored as one of Megatron's, or taken for an argument.
+
+    Raises
+    ------
+    ConfigError
+        Naming both.
+    """
+    known = tuple(
+        name for option in command.params for name in (*option.opts, *option.secondary_opts)
+    )
+    own = _without_launcher(list(itertools.takewhile(lambda word: word != "--", words)), command)
+    names = [word.partition("=")[0] for word in own if word.startswith("--")]
+    unknown = [name for name in names if name not in known]
+    if not unknown:
+        return
+    from distcache.megatron.command_line import DATA_OPTIONS, meant_option  # noqa: PLC0415
+
+    for name in unknown:
+        meant = None if name in DATA_OPTIONS else meant_option(name, known)
+        if meant is not None:
+            raise ConfigError(
+                f"unknown option or word: {name}; did you mean {meant}?; see distcache {called} "
+                "--help"
+            )
+
+
+def _without_launcher(words: list[str], command: Any) -> list[str]:
+    """Return words without those of a launcher and its options, up to the script that it starts."""
+    script = next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
+    flags = {name for option in command.params for name in option.opts} - {*_with_value(command)}
+    followed = zip(words, ["", *words], strict=False)
+    launcher = next(
+        (
+            place
+            for place, (word, before) in enumerate(followed)
+            if not word.startswith("-")
+            and (not before.startswith("-") or "=" in before or before in flags)
+        ),
+        len(words),
+    )
+    return words if script <= launcher else words[:launcher] + words[script + 1 :]
 
 
 def _with_value(command: Any) -> dict[str, Any]:
@@ -275,11 +385,29 @@ def load(name: str) -> Any:
             add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
         settings = PASS_THROUGH if entry.passes_options else None
-        found.command(name, context_settings=settings, help=help_of(command))(command)
+        kind = PassThrough if entry.passes_options else None
+        found.command(name, cls=kind, context_settings=settings, help=help_of(command))(command)
     for group_command in found.registered_commands:
         if group_command.help is None and group_command.callback is not None:
             group_command.help = help_of(group_command.callback)
-    return typer.main.get_command(found)
+    made: Any = typer.main.get_command(found)
+    for each in getattr(made, "commands", {"": made}).values():
+        _name_values(each)
+    return made
+
+
+def _name_values(command: Any) -> None:
+    """Give the options of a command words that stand for their values in help."""
+    named = {name: value for value, names in VALUES.items() for name in names.split()}
+    for option in command.params:
+        if option.metavar is not None or option.param_type_name != "option" or option.is_flag:
+            continue
+        name = max(option.opts, key=len).removeprefix("--")
+        # Releases of typer before it had a click of its own have other names for types.
+        if option.type.name.startswith(("int", "float")):
+            option.metavar = "N"
+        elif option.type.name in ("str", "text", "path"):
+            option.metavar = named.get(name, name.rpartition("-")[2].upper())
 
 
 def help_of(command: Callable[..., Any]) -> str:

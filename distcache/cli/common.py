@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import signal
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final
@@ -14,11 +16,24 @@ from distcache.cli.show import LogFormat
 from distcache.storage.interruption import end_by_itself, interrupt_at
 from distcache.storage.url import path_only
 
+# A shell pattern matches several files of each corpus.
+ENDS: Final = (".idx", ".bin", ".shards", ".receipt.json")
+
+
+def bare_prefix(word: str) -> str:
+    """Return the prefix of a corpus, from the path of one of its files."""
+    return next((word.removesuffix(end) for end in ENDS if word.endswith(end)), word)
+
+
+def _corpus_path(word: str) -> str:
+    return bare_prefix(path_only(word))
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
 LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
 OutOption = Annotated[
     str,
-    typer.Option("--out", "-o", callback=path_only, help="Path of the corpus, without suffix."),
+    typer.Option("--out", "-o", callback=_corpus_path, help="Path of the corpus, without suffix."),
 ]
 ThreadsOption = Annotated[
     int,
@@ -57,7 +72,7 @@ WorkOption = Annotated[
     str,
     typer.Option(
         "--work",
-        metavar="DIRECTORY",
+        metavar="DIR",
         help="Directory that all ranks share, for fetched objects and for outputs before their "
         "upload.",
     ),
@@ -76,9 +91,16 @@ WORK: Final = ".distcache-work"
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
-def option_names(context: typer.Context) -> list[str]:
-    """Return the options of the command that runs, of which misspelt ones are refused."""
-    return [name for option in context.command.params for name in option.opts]
+def misspelt(words: Iterable[str], known: Sequence[str]) -> str:
+    """Return what is said of the first option that none of the known ones is; empty if all are."""
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in (*known, "--help"):
+            near = difflib.get_close_matches(name, known, n=1)
+            return f"unknown option or word: {name}" + (
+                f"; did you mean {near[0]}?" if near else ""
+            )
+    return ""
 
 
 def interrupt_on_signals(advice: str = "run again to resume") -> None:

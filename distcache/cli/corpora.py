@@ -14,38 +14,35 @@ from distcache.cli.common import (
     LogOption,
     OutOption,
     WorkOption,
+    bare_prefix,
     interrupt_on_signals,
 )
 from distcache.cli.options import with_options
 from distcache.cli.show import LogFormat, make_progress, print_json, print_records, print_result
-from distcache.corpus import CorpusFacts, Fault
+from distcache.corpus import CorpusFacts, Fault, bin_path
 from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import Receipt, find_receipt, receipt_path
 from distcache.corpus.repair import is_repairable
+from distcache.corpus.sampled_tokens import negative_token
 from distcache.edit.copy_corpora import copy_corpora, repair
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
-from distcache.errors import CorpusError
+from distcache.errors import CorpusError, NotReady
 from distcache.extras import needing
 from distcache.ingest.objects import ObjectWork
-from distcache.ranks.agreement import on_rank_0
+from distcache.ranks.agreement import on_rank_0, spread
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.job_environment import share_of_cores
-from distcache.ranks.progress import NullProgress, Progress
+from distcache.ranks.progress import Progress
 from distcache.storage.files import require_text
+from distcache.storage.threads import map_in_threads
 from distcache.storage.units import counted
 from distcache.storage.url import path_only
 
-# A shell pattern matches several files of each corpus.
-ENDS = (".idx", ".bin", ".shards", ".receipt.json")
+LOOKED_AT = 16  # sequences of each corpus whose tokens are looked at
 MAX_SHOWN_TOKENS = 64
-
-
-def bare_prefix(word: str) -> str:
-    """Return the prefix of a corpus, from the path of one of its files."""
-    return next((word.removesuffix(end) for end in ENDS if word.endswith(end)), word)
 
 
 def fold(words: Sequence[str]) -> list[str]:
@@ -86,7 +83,16 @@ def merge_command(
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
         objects = ObjectWork(communicator, work, [*prefixes, out], progress)
         unique = objects.corpora(fold(prefixes))
-        receipt = copy_corpora(communicator, unique, out, threads, progress, mixed=mixed_tokenizers)
+        with objects.naming():
+            receipt = copy_corpora(
+                communicator,
+                unique,
+                out,
+                threads,
+                progress,
+                mixed=mixed_tokenizers,
+                names=objects.names,
+            )
         objects.remove()
         return receipt
 
@@ -233,13 +239,14 @@ def check_command(
         typer.Option(help="Tokenizer for --readback, if it is not where the receipt says."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Files that each rank reads at a time.")] = 2,
+    log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Check that corpora are sound, and report every fault of every corpus.
 
     Runs alone or under mpiexec or srun; the bytes are split over the ranks. Exit code 3 if any
-    corpus is unsound. A receipt beside a corpus must belong to it; tokens are read with
-    --tokens, --readback or --vocab-size only.
+    corpus is unsound, and 5 if all of those are missing. A receipt beside a corpus must belong to
+    it; tokens are read with --tokens, --readback or --vocab-size only.
 
     Examples
     --------
@@ -253,14 +260,18 @@ def check_command(
     communicator = connect()
     interrupt_on_signals()
     on_rank_0(communicator, lambda: require_text(*unique), None, "reading names")
-    with fetched_indices(communicator, unique, NullProgress()):
-        facts, faults = examine(communicator, unique, threads)
-        reads = bool(readback or tokens or vocab_size is not None)
+    reads = bool(readback or tokens or vocab_size is not None)
+    with (
+        make_progress(log_format, communicator.rank) as progress,
+        fetched_indices(communicator, unique, progress),
+    ):
+        facts, faults = examine(communicator, unique, threads, progress)
         if reads:
             asked = _Asked(readback, vocab_size, tokenizer, tokens)
-            faults = (*faults, *_audit(communicator, facts, asked))
+            faults = (*faults, *_audit(communicator, facts, asked, progress))
         else:
             faults = (*faults, *_beside(communicator, facts))
+            faults = (*faults, *_negative(communicator, facts, threads))
     if communicator.rank == 0:
         wrong = {fault.prefix for fault in faults}
         sound = [found for prefix, found in facts.items() if prefix not in wrong]
@@ -271,7 +282,26 @@ def check_command(
             _show_limits(reads, readback, sound, faults)
     if faults:
         unsound = len({fault.prefix for fault in faults})
-        raise CorpusError(f"{unsound} of {len(unique)} corpora are unsound").of_all_ranks()
+        kind = NotReady if all(fault.missing for fault in faults) else CorpusError
+        what = "missing" if kind is NotReady else "unsound"
+        raise kind(f"{unsound} of {len(unique)} corpora are {what}").of_all_ranks()
+
+
+def _negative(
+    communicator: Communicator, facts: dict[str, CorpusFacts], threads: int
+) -> list[Fault]:
+    """Return the corpora with negative tokens, as far as some of each show it. Collective."""
+    corpora = list(facts.values())
+
+    def look(own: list[CorpusFacts]) -> list[str | None]:
+        return map_in_threads(lambda one: negative_token(one, LOOKED_AT), own, threads)
+
+    found = spread(communicator, corpora, look, str | None, "looking at tokens")
+    return [
+        Fault(corpus.prefix, bin_path(corpus.prefix), message)
+        for corpus, message in zip(corpora, found, strict=True)
+        if message is not None
+    ]
 
 
 def _beside(communicator: Communicator, facts: dict[str, CorpusFacts]) -> list[Fault]:
@@ -296,8 +326,11 @@ def _show_limits(
     if sound and not reads:
         typer.echo("tokens were not read: give --vocab-size N; --tokens, with a receipt", err=True)
     if sound and readback:
-        count = sum(min(readback, found.documents) for found in sound)
-        typer.echo(f"{count:,} documents are equal to their sources", err=True)
+        # Of shards, all are compared with their digests, instead of some documents.
+        own = [found for found in sound if found.shards is None]
+        count = sum(min(readback, found.documents) for found in own)
+        if own:
+            typer.echo(f"{count:,} documents are equal to their sources", err=True)
     for prefix in dict.fromkeys(fault.prefix for fault in faults):
         if is_repairable(prefix):
             typer.echo(
@@ -315,7 +348,7 @@ class _Asked(NamedTuple):
 
 
 def _audit(
-    communicator: Communicator, facts: dict[str, CorpusFacts], asked: _Asked
+    communicator: Communicator, facts: dict[str, CorpusFacts], asked: _Asked, progress: Progress
 ) -> Sequence[Fault]:
     with needing("checking against a source"):
         from distcache.edit.audit import audit, digest_faults, receipts_beside  # noqa: PLC0415
@@ -329,9 +362,17 @@ def _audit(
     receipts, missing = on_rank_0(
         communicator, find, tuple[dict[str, Receipt], list[Fault]], "reading receipts"
     )
-    found = audit(communicator, facts, receipts, asked.vocab_size, asked.readback, asked.tokenizer)
+    found = audit(
+        communicator,
+        facts,
+        receipts,
+        asked.vocab_size,
+        asked.readback,
+        asked.tokenizer,
+        progress,
+    )
     if asked.tokens:
-        found += digest_faults(communicator, facts, receipts)
+        found += digest_faults(communicator, facts, receipts, progress)
     return [*missing, *found]
 
 

@@ -141,8 +141,11 @@ def _run(
     threads = threads or share_of_cores(communicator, MAX_THREADS)
     with make_progress(log_format, communicator.rank) as progress:
         objects = ObjectWork(communicator, work, [*inputs, out], progress)
-        found = objects.inputs(inputs, known)
-        outcome = ingest(communicator, found, out, options, tokenizer, threads, progress)
+        found = objects.inputs(inputs, known, options.format)
+        with objects.naming():
+            outcome = ingest(
+                communicator, found, out, options, tokenizer, threads, progress, objects.names
+            )
         done = "found" if outcome.reused else "wrote"
         corpora = counted(len(outcome.corpora), "corpus", "corpora")
         progress.note(

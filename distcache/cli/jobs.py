@@ -153,7 +153,7 @@ def _print_scripts(scripts: Scripts, *, as_json: bool) -> None:
     )
     typer.echo(scripts.prejob)
     if scripts.training is not None:
-        after = shlex.join([*scheduler.submit, *scheduler.after("JOB")])
+        after = shlex.join([*scheduler.submit, *scheduler.after("JOB", scripts.waits_for)])
         typer.echo(f"# ==== training, after it: {after} {sign}train.sh\n{scripts.training}")
 
 

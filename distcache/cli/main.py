@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import signal
 import sys
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from distcache import __version__
 from distcache.cli.commands import LazyGroup, add_commands
-from distcache.cli.common import ENDING, ignore_signals
-from distcache.errors import BuildInterrupted, DistcacheError, NoSpace
+from distcache.cli.common import ENDING, ignore_signals, misspelt
+from distcache.cli.show import print_json_error
+from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NoSpace
 from distcache.storage.interruption import interruption
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import has_abandoned_thread
@@ -28,13 +30,12 @@ app = typer.Typer(
     name="distcache",
     cls=LazyGroup,
     rich_markup_mode=None,  # importing rich takes as long as all the rest of `--help`
-    help="Build Megatron-style index caches with all MPI ranks, before training starts.",
+    help="Build the index arrays of Megatron-style training before training starts.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 done, 2 usage or configuration, 3 unsound corpus, 4 corrupt cache, "
-    "5 not found or not ready, 6 no space, 7 key mismatch, 8 interrupted and resumable, 1 anything "
-    "else.",
+    epilog="Exit codes: 0 done, 2 usage, 3 unsound corpus, 4 corrupt cache, 5 missing or not "
+    "ready, 6 no space, 7 other key, 8 interrupted: run again, 1 anything else.",
 )
 
 
@@ -51,7 +52,7 @@ def _common(
         typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Build Megatron-style index caches with all MPI ranks, before training starts."""
+    """Build the index arrays of Megatron-style training before training starts."""
 
 
 add_commands(app)
@@ -67,7 +68,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = _show_warning
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except SystemExit as done:
         if has_abandoned_thread():
             _leave(done.code if isinstance(done.code, int) else int(done.code is not None))
@@ -88,6 +90,8 @@ def _end_with(error: BaseException) -> NoReturn:
     """End with the message and the exit code of an error."""
     if isinstance(error, DistcacheError):
         _fail(error)
+    if hasattr(error, "format_message"):  # of the parser of the command line
+        _fail(_usage_error(error))
     if isinstance(error, MemoryError):
         _fail(NoSpace(f"not enough memory: {error}"))
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
@@ -97,6 +101,19 @@ def _end_with(error: BaseException) -> NoReturn:
 
         _fail((NoSpace if error.errno in NO_SPACE else DistcacheError)(str(error)))
     _end(1, error)
+
+
+def _usage_error(error: Any) -> ConfigError:
+    """Return the error for words that are no use of a command: one sentence, as of all others."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        raise SystemExit(error.exit_code)
+    said = error.format_message().rstrip(".")
+    command = "distcache" if error.ctx is None else error.ctx.command_path
+    if type(error).__name__ == "MissingParameter" and error.ctx is not None:
+        known = [name for option in error.ctx.command.params for name in option.opts]
+        said = misspelt(itertools.takewhile(lambda word: word != "--", sys.argv), known) or said
+    return ConfigError(f"{said[:1].lower()}{said[1:]}; see {command} --help")
 
 
 def _fail(error: DistcacheError) -> NoReturn:
@@ -113,6 +130,8 @@ def _fail(error: DistcacheError) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):
             for problem in error.problems:
                 print(f"distcache: {problem}", file=sys.stderr)  # noqa: T201
+            if "--json" in itertools.takewhile(lambda word: word != "--", sys.argv):
+                print_json_error(error)
     if interrupted and not alone:
         _flush()
         os._exit(error.exit_code)  # MPI would wait for the messages that were on their way

@@ -212,7 +212,10 @@ def fetcher_command(directory: StoreOption = None, as_json: JsonOption = False) 
         print_json(status)
         return
     served = status.hits + status.misses
-    typer.echo(f"process   {status.process}, {status.clients} clients, {status.streams} streams")
+    typer.echo(
+        f"process   {status.process} on {counted(status.cores, 'core')}, {status.clients} clients, "
+        f"{status.streams} streams"
+    )
     typer.echo(
         f"ahead     {size_text(status.held)} of {size_text(status.budget)}: {status.ahead:,} "
         f"ranges, {status.queued:,} more were asked for"
@@ -230,6 +233,7 @@ def fetcher_command(directory: StoreOption = None, as_json: JsonOption = False) 
 def verify_command(
     directory: StoreOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Files read at a time.")] = 2,
+    log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Compare every byte of this node's copies with its digest. Exit code 4 if any differs.
@@ -239,7 +243,8 @@ def verify_command(
         distcache local verify --store /scratch/distcache
     """
     store = _store_at(directory)
-    problems = verify_store(store, threads)
+    with make_progress(log_format) as progress:
+        problems = verify_store(store, threads, progress)
     if as_json:
         print_json({"directory": str(store.root), "problems": problems})
     if problems:

@@ -11,15 +11,23 @@ import typer
 
 from distcache.cache.corpus_places import moves_from
 from distcache.cli.cache import CacheArgument
-from distcache.cli.common import JsonOption, LogOption, PrefixOption, ThreadsOption
+from distcache.cli.common import (
+    JsonOption,
+    LogOption,
+    PrefixOption,
+    ThreadsOption,
+)
+from distcache.cli.consumed import TrainingLogOption, consumed_of
 from distcache.cli.show import make_progress, print_json, print_records
 from distcache.errors import ConfigError
+from distcache.extras import needing
 from distcache.ledger.report import make_report
 from distcache.ledger.report_document import Report
 from distcache.ledger.report_page import page_of
-from distcache.ledger.trace import trace
+from distcache.ledger.steps import Sampling
+from distcache.ledger.trace import Trace, trace
 from distcache.ranks.job_environment import threads_of, usable_cores
-from distcache.storage.files import atomic_write, no_space_as_error
+from distcache.storage.files import atomic_write, is_plain_file, no_space_as_error
 from distcache.storage.units import counted
 from distcache.storage.url import path_only
 
@@ -27,12 +35,14 @@ WINDOW: Final = re.compile(r"(\d{1,15})(samples|steps)?")
 
 
 def report_command(
+    context: typer.Context,
     cache: CacheArgument,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "train",
     dataset: Annotated[int, typer.Option(min=0, help="Number of the validation set.")] = 0,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Only the first samples, as many as were trained on.")
     ] = None,
+    log: TrainingLogOption = None,
     window: Annotated[
         str | None,
         typer.Option(
@@ -59,12 +69,20 @@ def report_command(
     --------
         distcache report pretrain.h5 -o report.html
 
+        distcache report pretrain.h5 --log train.log
+
         distcache report pretrain.h5 --window 1000steps --global-batch-size 1024 --json
     """
+    if context.args and not log:
+        raise ConfigError(f"unknown option or word: {' '.join(context.args)}")
     prefixes = dict(moves_from(prefix or [], os.environ))
     size = _window(window, global_batch_size)
+    if out is not None:
+        _require_page(Path(out))
     with make_progress(log_format) as progress:
         opened = trace(cache, split, dataset=dataset, prefixes=prefixes)
+        if log:
+            samples = _of_logs(context, log, opened, samples)
         progress.phase(f"summing up {cache}", samples or len(opened))
         report = make_report(
             opened,
@@ -81,6 +99,41 @@ def report_command(
         print_json(report)
     else:
         _show(report, out)
+
+
+def _require_page(out: Path) -> None:
+    """Refuse a page that cannot be written, before the work."""
+    if not out.parent.is_dir() or out.is_dir():
+        why = "is a directory" if out.is_dir() else f"there is no directory {out.parent}"
+        raise ConfigError(f"--out {out}: {why}; give the name of a file")
+    if out.suffix not in (".html", ".htm") or (os.path.lexists(out) and not is_plain_file(out)):
+        raise ConfigError(f"--out {out}: expected the name of an .html file, which is written anew")
+    with needing("a page"):
+        import plotly  # noqa: F401, PLC0415  of an extra
+
+
+def _of_logs(
+    context: typer.Context, logs: list[Path], opened: Trace, samples: int | None
+) -> int | None:
+    """Return how many samples logs say that training has consumed."""
+    if samples is not None or opened.split != "train":
+        raise ConfigError("--log: says the samples of training: leave --samples and --split out")
+    consumed = consumed_of(context, logs, opened)
+    assert consumed is not None, "there are logs"
+    notes = consumed.summary()
+    skipped = consumed.samples - sum(end - begin for begin, end in consumed.learned())
+    if skipped:
+        notes.append(
+            f"{skipped:,} samples that were skipped are counted as if they were trained on"
+        )
+    if any(Sampling.of_run(run, "train").kind != "single" for run in consumed.options):
+        notes.append(
+            "training dealt the samples in another order than theirs: the report is of the first "
+            f"{consumed.samples:,} of the split"
+        )
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    return consumed.samples
 
 
 def _window(text: str | None, batch: int | None) -> int | None:

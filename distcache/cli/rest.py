@@ -16,14 +16,14 @@ from distcache.cli.common import (
     LogOption,
     PrefixOption,
     ThreadsOption,
-    option_names,
 )
+from distcache.cli.consumed import TrainingLogOption, consumed_of
 from distcache.cli.show import make_progress, print_json, print_records
 from distcache.errors import ConfigError
+from distcache.ledger.consumed import Consumed
 from distcache.ledger.rest import Rest, RestOptions, Trained, write_rest
 from distcache.ledger.steps import Sampling
 from distcache.ledger.trace import trace
-from distcache.megatron.run_options import run_of_command
 from distcache.ranks.job_environment import threads_of, usable_cores
 from distcache.storage.url import path_only
 
@@ -33,13 +33,16 @@ CACHE_AT_SAMPLES: Final = re.compile(r"(.+)@(\d{1,18})")
 def rest_command(
     context: typer.Context,
     cache: CacheArgument,
-    samples: Annotated[int, typer.Option(min=0, help="Samples that training has consumed.")],
     out: Annotated[
         str,
         typer.Option(
             "--out", "-o", metavar="DIR", callback=path_only, help="Directory for the views."
         ),
     ],
+    samples: Annotated[
+        int | None, typer.Option(min=0, help="Samples that training has consumed; or give --log.")
+    ] = None,
+    log: TrainingLogOption = None,
     also: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,16 +79,35 @@ def rest_command(
     --------
         distcache rest pretrain-4k.h5 --samples 120000 -o rest/
 
+        distcache rest pretrain-4k.h5 --log train.log -o rest/
+
         distcache rest a.h5 --samples 50000 --and b.h5@20000 -o rest/ --partial drop
     """
     prefixes = dict(moves_from(prefix or [], os.environ))
-    caches = [(cache, samples), *map(_pair, also or [])]
-    trained = [Trained(trace(path, prefixes=prefixes), count) for path, count in caches]
+    if samples is not None and log:
+        raise ConfigError("--samples: a log says how many they are; give one of the two")
+    opened = trace(cache, prefixes=prefixes)
+    consumed = consumed_of(context, log, opened, samples=samples)
+    if consumed is None:
+        raise ConfigError(
+            "give what training has consumed: --log FILE, --samples N, or a training command "
+            "after --"
+        )
+    for note in consumed.summary():
+        typer.echo(f"note: {note}", err=True)
+    trained = [Trained(opened, consumed)]
+    for path, count in map(_pair, also or []):
+        trained.append(Trained(trace(path, prefixes=prefixes), Consumed.of_number(count)))
     sampling, batch = Sampling(), None
-    if context.args:
-        length = trained[0].split.cache.sequence_length
-        run = run_of_command(context.args, length, option_names(context))
+    if consumed.options:
+        run = consumed.options[-1]
         sampling, batch = Sampling.of_run(run, "train"), run.training.global_batch_size
+        others = any(Sampling.of_run(one, "train") != sampling for one in consumed.options)
+        if others and sampling.kind != "single":
+            raise ConfigError(
+                f"jobs dealt the {sampling.kind} order to other ranks or micro batches than one "
+                "another: which samples they consumed depends on it, and is not counted"
+            )
     with make_progress(log_format) as progress:
         progress.phase("finding what is left", len(trained[0].split.pairs))
         rest = write_rest(
@@ -98,7 +120,7 @@ def rest_command(
     if as_json:
         print_json(rest)
         return
-    _show(rest, out, sum(count for _, count in caches), batch)
+    _show(rest, out, sum(one.consumed.samples for one in trained), batch)
 
 
 def _show(rest: Rest, out: str, total: int, batch: int | None) -> None:

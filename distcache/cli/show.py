@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from distcache.errors import DistcacheError
 from distcache.ranks.progress import NullProgress, Progress
 
 PLAIN_INTERVAL = 10.0
@@ -22,9 +23,26 @@ LogFormat = Literal["auto", "bar", "plain", "json", "none"]
 """How progress is written to standard error."""
 
 
+_is_written = False  # whether this command has written a document
+
+
+def note_document() -> None:
+    """Note that this command writes a document to standard output: no error follows it there."""
+    global _is_written  # noqa: PLW0603  of the process
+    _is_written = True
+
+
 def print_json(document: Any) -> None:
     """Write a document, which may have structs, to standard output."""
+    note_document()
     print(json.dumps(msgspec.to_builtins(document), indent=2))  # noqa: T201
+
+
+def print_json_error(error: DistcacheError) -> None:
+    """Write an error to standard output, unless a document was written that says what is wrong."""
+    if not _is_written:
+        kind, code = type(error).__name__, error.exit_code
+        print_json({"error": {"kind": kind, "exit_code": code, "problems": error.problems}})
 
 
 def print_result(rank: int, result: msgspec.Struct, lines: Sequence[str], *, as_json: bool) -> None:

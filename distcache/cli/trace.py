@@ -7,8 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -18,16 +17,18 @@ from numpy.typing import NDArray
 from distcache.cache.corpus_places import moves_from
 from distcache.cache.split_members import dataset_count
 from distcache.cli.cache import CacheArgument
-from distcache.cli.common import JsonOption, LogOption, PrefixOption, option_names
-from distcache.cli.show import LogFormat, make_progress, print_json, print_records
+from distcache.cli.common import JsonOption, LogOption, PrefixOption
+from distcache.cli.consumed import TrainingLogOption, consumed_of
+from distcache.cli.show import make_progress, note_document, print_json, print_records
 from distcache.errors import ConfigError
+from distcache.ledger.consumed import Consumed
 from distcache.ledger.jobs_of_run import require_steps, runs_of
 from distcache.ledger.sample_text import texts_of
+from distcache.ledger.shared_corpora import MAX_SAID, shared_corpora
 from distcache.ledger.steps import Sampling
 from distcache.ledger.trace import Trace, trace
 from distcache.ledger.trace_table import (
     COLUMNS,
-    Column,
     columns_of,
     documents_in,
     known_columns,
@@ -37,8 +38,7 @@ from distcache.ledger.trace_table import (
 )
 from distcache.ledger.traced_run import StepSamples, TracedRun
 from distcache.ledger.wanted import wanted_sequences
-from distcache.megatron.run_options import run_of_command
-from distcache.megatron.training_log import LoggedJob, parse_log
+from distcache.ranks.progress import Progress
 from distcache.storage.units import counted
 from distcache.storage.url import path_only
 
@@ -85,10 +85,7 @@ def trace_command(
             "repeated.",
         ),
     ] = None,
-    log: Annotated[
-        list[Path] | None,
-        typer.Option(help="Training log; those of several jobs in their order.", exists=True),
-    ] = None,
+    log: TrainingLogOption = None,
     split: Annotated[
         str | None,
         typer.Option(help="train, valid or test; by default train, and all of them with --find."),
@@ -143,55 +140,66 @@ def trace_command(
     if out is not None and text:
         raise ConfigError("--out: a table has no text; leave --text out")
     prefixes = dict(moves_from(prefix or [], os.environ))
-    opened = trace(cache, split or "train", dataset=dataset, prefixes=prefixes)
+    whole = split or (None if find else "train")
+    opened = trace(cache, whole, dataset=dataset, prefixes=prefixes)
     last = None if steps is None else _range("--steps", steps)[1]
-    runs, notes = _runs(opened, log or [], context, last, begin_at)
+    consumed = consumed_of(context, log, opened, last=last, begin_at=begin_at)
+    runs, notes = _runs(opened, consumed, last, begin_at)
     wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]] = []
-    if positions is not None:
-        own = range(*_range("--positions", positions))
-        if own.stop > len(opened):
-            raise ConfigError(f"--positions {positions}: the split has {len(opened)}, from 0 on")
-        unordered = TracedRun(opened, Sampling())
-        traced = [(unordered, unordered.of_positions(own))]
-    elif steps is not None:
-        first, last = _range("--steps", steps)
-        notes += require_steps(runs, first, last)
-        traced = [
-            (run, run.of_steps(run.steps.between(first, last)))
-            for run in runs
-            if run.steps is not None
-        ]
-    else:
+    if find:
         traced = []
         for each in [opened] if split else _all_splits(cache, opened, prefixes):
-            sequences, more = wanted_sequences(each, find or [])
+            sequences, more = wanted_sequences(each, find)
             notes += more
+            notes += [
+                f"{pair.message}: --find looks in the corpora that it names"
+                for pair in shared_corpora(each)
+                if (pair.one in sequences) != (pair.other in sequences)
+            ][:MAX_SAID]
             wanted.append((each, sequences))
-            own_runs = runs if each is opened else runs_of(each)[0]
+            own_runs = runs if each is opened else [TracedRun(each, Sampling())]
             traced += [(run, run.find(sequences)) for run in own_runs]
-    names = known_columns([run for run, _ in traced], sources=sources)
-    if out is not None:
-        _write(out, names, traced, wanted, as_json=as_json, log_format=log_format)
     else:
-        rows = _rows(names, traced, text=text, tokenizer=tokenizer)
-        (_print_lines if as_json else _print_rows)(rows)
+        traced = [] if positions is None else _of_positions(opened, positions)
+        if steps is not None:
+            first, end = _range("--steps", steps)
+            notes += require_steps(runs, first, end)
+            traced = [
+                (run, run.of_steps(run.steps.between(first, end))) for run in runs if run.steps
+            ]
+    names = known_columns([run for run, _ in traced], sources=sources)
+    if out is None and not as_json:
+        _print_rows(_rows(names, traced, text=text, tokenizer=tokenizer))
+    else:
+        with make_progress(log_format) as progress:
+            progress.phase("tracing samples")
+            counting = [(run, _counted(found, progress)) for run, found in traced]
+            if out is not None:
+                _write(out, names, counting, wanted, as_json=as_json)
+            else:
+                _print_lines(_rows(names, counting, text=text, tokenizer=tokenizer))
     of_sources = (note for run, _ in traced for note in run.trace.notes)
     for note in dict.fromkeys([*notes, *of_sources]):
         typer.echo(f"note: {note}", err=True)
 
 
+def _of_positions(opened: Trace, text: str) -> list[Traced]:
+    """Return the samples of a range of positions."""
+    own = range(*_range("--positions", text))
+    if own.stop > len(opened):
+        raise ConfigError(f"--positions {text}: the split has {len(opened)}, from 0 on")
+    unordered = TracedRun(opened, Sampling())
+    return [(unordered, unordered.of_positions(own))]
+
+
 def _runs(
-    opened: Trace, logs: Sequence[Path], context: typer.Context, last: int | None, begin_at: int
+    opened: Trace, consumed: Consumed | None, last: int | None, begin_at: int
 ) -> tuple[list[TracedRun], list[str]]:
-    """Return the jobs of the run that logs or options describe, and what is not known of it."""
-    jobs = list(itertools.chain.from_iterable(map(_read_log, logs)))
-    if logs and not jobs:
-        raise ConfigError(f"{logs[0]}: has no line of an iteration, as Megatron writes them")
-    options = None
-    if context.args:
-        length = opened.cache.sequence_length
-        options = run_of_command(context.args, length, option_names(context))
-    return runs_of(opened, jobs, options, last=last, begin_at=begin_at)
+    """Return the jobs of a run over a split, and what is not known of it; one without steps."""
+    if consumed is None:
+        return [TracedRun(opened, Sampling())], []
+    runs, notes = runs_of(opened, consumed, last=last, begin_at=begin_at)
+    return runs, [*consumed.summary(), *notes] if opened.split == "train" else notes
 
 
 def _all_splits(cache: str, opened: Trace, prefixes: dict[str, str]) -> Iterator[Trace]:
@@ -201,8 +209,15 @@ def _all_splits(cache: str, opened: Trace, prefixes: dict[str, str]) -> Iterator
         for number in range(
             dataset_count(opened.cache, split) or 1
         ):  # Megatron's files say no more
-            if (split, number) != ("train", 0):
+            if (split, number) != (opened.split, 0):
                 yield trace(cache, split, dataset=number, prefixes=prefixes)
+
+
+def _counted(found: Iterator[StepSamples], progress: Progress) -> Iterator[StepSamples]:
+    """Yield samples, and say how many there were."""
+    for some in found:
+        yield some
+        progress.advance(len(some.traced.positions))
 
 
 def _write(
@@ -212,22 +227,13 @@ def _write(
     wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]],
     *,
     as_json: bool,
-    log_format: LogFormat,
 ) -> None:
     """Write a table, or documents, and say how many rows each file has."""
     if out.endswith(".npy"):
         written = write_documents(out, _documents(traced, wanted), traced[0][0].trace)
     else:
-        with make_progress(log_format) as progress:
-            progress.phase("tracing samples")
-
-            def columns() -> Iterator[dict[str, Column]]:
-                for run, found in traced:
-                    for some in found:
-                        yield columns_of(some, run.trace, names)
-                        progress.advance(len(some.traced.positions))
-
-            written = {out: write_parquet(out, names, columns())}
+        columns = (columns_of(some, run.trace, names) for run, found in traced for some in found)
+        written = {out: write_parquet(out, names, columns)}
     if as_json:
         print_json([{"out": path, "rows": count} for path, count in written.items()])
         return
@@ -277,16 +283,9 @@ def _range(name: str, text: str) -> tuple[int, int]:
     return begin, end
 
 
-def _read_log(path: Path) -> list[LoggedJob]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            return parse_log(str(path), lines)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-
-
 def _print_lines(rows: Iterator[dict[str, Any]]) -> None:
     """Write each row as a line of JSON."""
+    note_document()
     for row in rows:
         sys.stdout.write(json.dumps(row) + "\n")
 

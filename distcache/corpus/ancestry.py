@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import Idx, bin_path, open_idx
 from distcache.corpus.kept_runs import encode_kept
 from distcache.corpus.receipt import VIEWS, Ancestor, InputReceipt, Receipt, find_receipt
+from distcache.corpus.soundness import digest_idx
 from distcache.errors import CorpusError, DistcacheError
 from distcache.storage.url import is_url
 
@@ -129,7 +130,7 @@ def _kept_of_root(prefix: str, root: str, receipt: Receipt) -> InputReceipt | No
     return InputReceipt(
         path=root,
         size=entry.size,
-        digest="" if of_root is None else of_root.idx_digest,
+        digest=digest_idx(known) if of_root is None else of_root.idx_digest,
         rows=len(known.bounds) - 1,
         documents=receipt.documents,
         sequences=receipt.sequences,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -23,10 +23,11 @@ from distcache.corpus.soundness import (
     outline,
     summarize,
 )
-from distcache.errors import CorpusError
+from distcache.errors import CorpusError, NotReady
 from distcache.ranks.agreement import on_all_ranks, own_share, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.job_environment import node_name
+from distcache.ranks.progress import NullProgress, Progress
 from distcache.ranks.sending import digest_of_place
 from distcache.storage.files import digest_range
 from distcache.storage.listing import listed, listed_version
@@ -60,7 +61,10 @@ class _Finding(msgspec.Struct, frozen=True):
 
 
 def examine(
-    communicator: Communicator, prefixes: Sequence[str], threads: int
+    communicator: Communicator,
+    prefixes: Sequence[str],
+    threads: int,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, CorpusFacts], tuple[Fault, ...]]:
     """Check that corpora are sound. Collective.
 
@@ -72,6 +76,8 @@ def examine(
         Each once.
     threads : int
         Files that each rank reads at a time.
+    progress : Progress or None
+        Receiver of the bytes that this rank has read.
 
     Returns
     -------
@@ -80,6 +86,7 @@ def examine(
     faults : tuple of Fault
         Faults of all other corpora, in the order of the prefixes.
     """
+    progress = progress or NullProgress()
     _require_one_view(communicator, prefixes)
 
     def outline_own(own: Sequence[str]) -> list[Outline]:
@@ -90,10 +97,13 @@ def examine(
     costs = [_cost(task, heads[task.corpus]) for task in tasks]
 
     def run(task: _Task) -> _Finding:
-        return _run(task, heads[task.corpus])
+        found = _run(task, heads[task.corpus])
+        progress.advance(_cost(task, heads[task.corpus]))
+        return found
 
     # Small files are mostly Python code, which one thread runs faster than several.
     mean = sum(costs) / max(len(costs), 1)
+    progress.phase("checking corpora", sum(costs) / communicator.size)
     useful = threads if mean >= WORTH_A_THREAD else 1
     findings = spread(
         communicator,
@@ -118,11 +128,11 @@ def _outline(prefixes: Sequence[str], threads: int) -> list[Outline]:
             return map_in_threads(outline, prefixes, threads_for(prefixes, threads))
         begin = time.perf_counter()
         first = [outline(prefix) for prefix in prefixes[:PROBED_CORPORA]]
-        some = threads_worth((time.perf_counter() - begin) / max(len(first), 1), threads)
+        some = threads_at((time.perf_counter() - begin) / max(len(first), 1), threads)
         return first + map_in_threads(outline, prefixes[PROBED_CORPORA:], some)
 
 
-def threads_worth(seconds: float, threads: int) -> int:
+def threads_at(seconds: float, threads: int) -> int:
     """Return how many threads open files of which one takes so many seconds."""
     return threads if seconds >= WORTH_WAITING else 1
 
@@ -208,14 +218,22 @@ def require_sound(
     ------
     CorpusError
         With every fault of every corpus, on all ranks.
+    NotReady
+        If they are that there are no such corpora.
     """
     facts, faults = examine(communicator, prefixes, threads)
     if faults:
-        raise CorpusError(*map(str, faults)).of_all_ranks()  # all ranks have all faults
+        kind = NotReady if all(fault.missing for fault in faults) else CorpusError
+        raise kind(*map(str, faults)).of_all_ranks()  # all ranks have all faults
     return facts
 
 
-def digest_tokens(communicator: Communicator, prefix: str, size: int) -> str:
+def digest_tokens(
+    communicator: Communicator,
+    prefix: str,
+    size: int,
+    advance: Callable[[float], None] = lambda _: None,
+) -> str:
     """Return the digest of a `.bin`: XXH3-128 over the XXH3-128 of each 64 MiB. Collective.
 
     Parameters
@@ -226,16 +244,23 @@ def digest_tokens(communicator: Communicator, prefix: str, size: int) -> str:
         Path of the corpus without suffix.
     size : int
         Bytes of the `.bin`.
+    advance : callable
+        Receiver of the bytes that this rank has read.
     """
     blocks = range(-(-size // BLOCK_BYTES))
 
     def digests_of(own: Sequence[int]) -> list[str]:
         path = bin_path(prefix)
         ends = [(block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, size)) for block in own]
-        if not is_url(path):
-            return [digest_range(path, begin, end) for begin, end in ends]
-        version = version_at(path)
-        return [digest_of_place(path, version, begin, end) for begin, end in ends]
+        version = version_at(path) if is_url(path) else None
+        found = []
+        for begin, end in ends:
+            if version is None:
+                found.append(digest_range(path, begin, end))
+            else:
+                found.append(digest_of_place(path, version, begin, end))
+            advance(end - begin)
+        return found
 
     digests = spread(communicator, blocks, digests_of, str, "digesting tokens")
     return xxhash.xxh3_128_hexdigest("".join(digests).encode())

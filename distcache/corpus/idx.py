@@ -34,8 +34,6 @@ ITEM_TYPES: Final[dict[int, np.dtype[Any]]] = {
     3: np.dtype("<i2"),
     4: np.dtype("<i4"),
     5: np.dtype("<i8"),
-    6: np.dtype("<f8"),
-    7: np.dtype("<f4"),
     8: np.dtype("<u2"),
 }
 NAMES: Final = {"u8": "u1", "u16": "<u2", "i32": "<i4", "i64": "<i8"}
@@ -192,7 +190,10 @@ def _parse_header(path: str, header: bytes) -> tuple[int, int, int]:
     if version != 1:
         raise CorpusError(f"{path}: version is {version}, expected 1")
     if type_code not in ITEM_TYPES:
-        raise CorpusError(f"{path}: token type code is {type_code}, expected 1 to 8")
+        floats = " (floating point)" if type_code in (6, 7) else ""
+        raise CorpusError(
+            f"{path}: token type code is {type_code}{floats}, expected one of integers, 1 to 5 or 8"
+        )
     return type_code, sequences, entries
 
 

@@ -65,6 +65,7 @@ class Fault(msgspec.Struct, frozen=True):
     prefix: str
     path: str
     message: str
+    missing: bool = False  # whether there is no such corpus
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
@@ -130,10 +131,11 @@ def outline(prefix: str) -> Outline:
     except DistcacheError as error:
         path = idx_path(prefix)
         message = str(error).removeprefix(f"{path}: ")
-        bare = not is_url(prefix) and not os.path.lexists(bin_path(prefix))
-        if bare and isinstance(error, NotReady):
+        there = bool(bin_version.size) if is_url(prefix) else os.path.lexists(bin_path(prefix))
+        missing = isinstance(error, NotReady) and not there
+        if missing:
             faults, message = [], f"{message}, nor {bin_path(prefix)}{_hint(prefix)}"
-        faults.append(Fault(prefix, path, message))
+        faults.append(Fault(prefix, path, message, missing))
         return Outline(prefix, bin_size=bin_size, faults=tuple(faults))
     return Outline(
         prefix=prefix,
@@ -229,7 +231,7 @@ def _bounds_faults(prefix: str, idx: Idx) -> list[Fault]:
         if idx.bounds[-1] != sequences:
             messages.append(
                 f"the last document boundary is {idx.bounds[-1]}, expected the sequence count "
-                f"{sequences}"
+                f"{sequences}; the tool that made or merged it has to make it again"
             )
     return [Fault(prefix, idx.path, message) for message in messages]
 

@@ -376,7 +376,19 @@ class CorpusSources:
 
 
 def _firsts(entry: InputReceipt) -> NDArray[np.int64]:
-    """Return the lines, or rows, of an input before each of its pieces."""
+    """Return the lines, or rows, of an input before each of its pieces.
+
+    Raises
+    ------
+    CorpusError
+        If the numbers of a piece contradict one another.
+    """
+    for piece in entry.pieces[:-1]:  # the last one may continue in another corpus
+        if not piece.kept and piece.before + piece.documents not in (0, piece.rows):
+            raise CorpusError(
+                f"{entry.path}: a receipt says that {piece.rows} rows became "
+                f"{piece.before + piece.documents} documents, and not which: it is damaged"
+            )
     return np.array([piece.first for piece in entry.pieces], np.int64)
 
 

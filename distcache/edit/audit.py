@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -17,11 +17,12 @@ from distcache.corpus.mds.stored_shard import indexed_pieces, indexed_shard
 from distcache.corpus.receipt import Receipt, find_receipt, receipt_path
 from distcache.corpus.view_bytes import token_pieces
 from distcache.edit.source_readback import read_back, root_of
-from distcache.errors import CorpusError
+from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.kernels import first_outside
 from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
+from distcache.ranks.progress import NullProgress, Progress
 
 BLOCK_BYTES: Final = 4 << 20  # bytes of tokens at a time
 
@@ -52,6 +53,7 @@ def audit(
     vocabulary: int | None = None,
     readback: int = 0,
     tokenizer: str | None = None,
+    progress: Progress | None = None,
 ) -> list[Fault]:
     """Compare sound corpora with their receipts, their vocabulary and their sources. Collective.
 
@@ -70,30 +72,35 @@ def audit(
         source.
     tokenizer : str or None
         Path of the tokenizer; by default the one in the receipt.
+    progress : Progress or None
+        Receiver of the bytes of tokens that this rank has read.
 
     Returns
     -------
     list of Fault
         Faults, on all ranks.
     """
+    progress = progress or NullProgress()
     faults = []
     for prefix, facts in corpora.items():
         receipt = receipts.get(prefix)
         limit = vocabulary
-        if receipt is not None:
-            differences = on_rank_0(
-                communicator,
-                partial(_differences, prefix, facts, receipt),
-                list[str],
-                "comparing receipts",
-            )
-            faults += [Fault(prefix, idx_path(prefix), message) for message in differences]
-            if limit is None and facts.shards is None:  # of shards it was compared when indexed
-                limit = _vocabulary_of(receipt)
-        if limit is not None:
-            faults += _check_range(communicator, prefix, facts, limit)
-        if readback and receipt is not None:
-            faults += _read_back(communicator, prefix, receipt, readback, tokenizer)
+        try:
+            if receipt is not None:
+                faults += _compared(communicator, prefix, facts, receipt)
+                if limit is None and facts.shards is None:  # of shards it was compared when indexed
+                    limit = _vocabulary_of(receipt)
+            if limit is not None:
+                progress.phase(f"reading tokens of {prefix}", facts.bin_size / communicator.size)
+                faults += _check_range(communicator, prefix, facts, limit, progress.advance)
+            if readback and receipt is not None:
+                progress.phase(f"reading documents of {prefix} from their source")
+                faults += _read_back(communicator, prefix, receipt, readback, tokenizer)
+        except (ConfigError, CorpusError, NotReady) as error:
+            # What one corpus lacks, such as its tokenizer, keeps no other from being looked at.
+            if not error.is_collective and communicator.size > 1:
+                raise
+            faults += [Fault(prefix, idx_path(prefix), problem) for problem in error.problems]
     return faults
 
 
@@ -101,11 +108,13 @@ def digest_faults(
     communicator: Communicator,
     corpora: Mapping[str, CorpusFacts],
     receipts: Mapping[str, Receipt],
+    progress: Progress | None = None,
 ) -> list[Fault]:
     """Compare the `.bin` files of corpora with the digests of their receipts. Collective.
 
     The receipt of a view has no digest.
     """
+    progress = progress or NullProgress()
     faults = []
     for prefix, facts in corpora.items():
         receipt = receipts.get(prefix)
@@ -113,7 +122,8 @@ def digest_faults(
             continue
         if receipt.bin_digest is None:
             continue
-        found = digest_tokens(communicator, prefix, facts.bin_size)
+        progress.phase(f"digesting tokens of {prefix}", facts.bin_size / communicator.size)
+        found = digest_tokens(communicator, prefix, facts.bin_size, progress.advance)
         if found != receipt.bin_digest:
             message = f"its tokens have digest {found}, the receipt says {receipt.bin_digest}"
             faults.append(Fault(prefix, bin_path(prefix), message))
@@ -135,6 +145,19 @@ def _vocabulary_of(receipt: Receipt) -> int | None:
         return receipt.tokenizer.vocabulary
     stated = receipt.options.get("vocabulary")
     return stated if isinstance(stated, int) and stated > 0 else None
+
+
+def _compared(
+    communicator: Communicator, prefix: str, facts: CorpusFacts, receipt: Receipt
+) -> list[Fault]:
+    """Compare a corpus with its receipt. Collective."""
+    differences = on_rank_0(
+        communicator,
+        partial(_differences, prefix, facts, receipt),
+        list[str],
+        "comparing receipts",
+    )
+    return [Fault(prefix, idx_path(prefix), message) for message in differences]
 
 
 def _differences(prefix: str, facts: CorpusFacts, receipt: Receipt) -> list[str]:
@@ -166,17 +189,21 @@ def _differences(prefix: str, facts: CorpusFacts, receipt: Receipt) -> list[str]
 
 
 def _check_range(
-    communicator: Communicator, prefix: str, facts: CorpusFacts, vocabulary: int
+    communicator: Communicator,
+    prefix: str,
+    facts: CorpusFacts,
+    vocabulary: int,
+    advance: Callable[[float], None],
 ) -> list[Fault]:
     """Check every token. Collective."""
     dtype = ITEM_TYPES[facts.type_code]
-    if dtype.kind == "f":
-        return [Fault(prefix, idx_path(prefix), f"token type is {dtype}, expected integers")]
     limit = limit_of(dtype, vocabulary)
     bounds = slice_bounds(facts.tokens, communicator.size, BLOCK_BYTES // dtype.itemsize)
     begin, end = bounds[communicator.rank], bounds[communicator.rank + 1]
     own = on_all_ranks(
-        communicator, lambda: _first_outside(facts, dtype, begin, end, limit), "reading tokens"
+        communicator,
+        lambda: _first_outside(facts, dtype, begin, end, limit, advance),
+        "reading tokens",
     )
     everyone = communicator.allgather(own, tuple[int, int] | None, "tokens out of range")
     wrong = [entry for entry in everyone if entry is not None]
@@ -194,7 +221,12 @@ def _check_range(
 
 
 def _first_outside(
-    facts: CorpusFacts, dtype: np.dtype[np.generic], begin: int, end: int, limit: int
+    facts: CorpusFacts,
+    dtype: np.dtype[np.generic],
+    begin: int,
+    end: int,
+    limit: int,
+    advance: Callable[[float], None],
 ) -> tuple[int, int] | None:
     """Return the position and the value of the first token outside [0, limit)."""
     source, room = open_copy_source(facts), np.empty(BLOCK_BYTES, np.uint8)
@@ -205,6 +237,7 @@ def _first_outside(
         if place >= 0:
             return begin + place, int(tokens[place])
         begin += len(tokens)
+        advance(piece.size)
     return None
 
 

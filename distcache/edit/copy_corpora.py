@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Literal
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -66,6 +68,7 @@ def copy_corpora(
     kind: Literal["merge", "convert", "materialize"] = "merge",
     mixed: bool = False,
     drop_modes: bool = False,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Receipt:
     """Write the tokens of corpora, views and MDS shards as one corpus. Collective.
 
@@ -89,6 +92,8 @@ def copy_corpora(
         Whether their receipts may name different tokenizers.
     drop_modes : bool
         Whether to leave the modes of multimodal sequences out.
+    names : mapping of str to str
+        URLs of corpora of which these are copies, by their prefixes, for the receipt.
 
     Returns
     -------
@@ -123,16 +128,22 @@ def copy_corpora(
         )
         if drop_modes:
             sources = [dataclasses.replace(source, modes=None) for source in sources]
-        versions = [
-            f"{path} {version}"
-            for corpus in examined
-            for path, version in zip(corpus.files, corpus.file_versions, strict=True)
-        ]
+        versions = [text for corpus in examined for text in _versions(corpus, names)]
         origin = _origin(kind, versions, sources, tokenizer)
         digests = [corpus.idx_digest for corpus in examined]
-        return _make(
-            communicator, origin, sources, digests, list(facts.values()), out, threads, watch
-        )
+        examined = list(facts.values())
+        return _make(communicator, origin, sources, digests, examined, out, threads, watch, names)
+
+
+def _versions(corpus: CorpusFacts, names: Mapping[str, str]) -> Iterator[str]:
+    """Yield what identifies the files of a corpus, or those of which they are copies."""
+    name = names.get(corpus.prefix)
+    for path, version in zip(corpus.files, corpus.file_versions, strict=True):
+        if name is None:
+            yield f"{path} {version}"
+        else:  # each copy is another file
+            suffix = path.removeprefix(corpus.prefix)
+            yield f"{name}{suffix} {msgspec.structs.replace(version, inode=0)}"
 
 
 def repair(
@@ -234,6 +245,7 @@ def _make(
     out: str,
     threads: int,
     progress: Stopwatch,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Receipt:
     """Claim the output, fill it, and publish it with its receipt. Collective."""
     output = Output(out)
@@ -241,16 +253,19 @@ def _make(
     def make() -> tuple[list[Receipt], dict[int, str]]:
         ancestors = on_rank_0(
             communicator,
-            lambda: ancestors_of([source.prefix for source in sources]),
-            tuple[Ancestor, ...],
+            lambda: [
+                msgspec.structs.replace(one, corpus=names.get(one.corpus, one.corpus))
+                for one in ancestors_of([source.prefix for source in sources])
+            ],
+            list[Ancestor],
             "reading receipts",
         )
         facts = join(communicator, sources, output, threads, progress)
         require_unchanged(communicator, examined, tokens=True)
-        inputs = _input_receipts(sources, digests)
+        inputs = _input_receipts(sources, digests, names)
         digest = digest_tokens(communicator, output.unfinished(0), facts.bin_size)
         made = receipt_of(
-            facts, output.name(0), origin, inputs, bin_digest=digest, origins=ancestors
+            facts, output.name(0), origin, inputs, bin_digest=digest, origins=tuple(ancestors)
         )
         return [made], {}
 
@@ -259,13 +274,13 @@ def _make(
 
 
 def _input_receipts(
-    sources: Sequence[CopySource], digests: Sequence[str]
+    sources: Sequence[CopySource], digests: Sequence[str], names: Mapping[str, str]
 ) -> Iterator[InputReceipt]:
     begin = 0
     for source, digest in zip(sources, digests, strict=True):
         sequences, documents = len(source.lengths), len(source.bounds) - 1
         yield InputReceipt(
-            path=source.prefix,
+            path=names.get(source.prefix, source.prefix),
             size=source.nbytes,
             digest=digest,
             rows=documents,

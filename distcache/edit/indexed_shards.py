@@ -123,6 +123,8 @@ def scanned_shard(
 def damaged_shard(number: int, directory: str, entry: ShardEntry, reason: str) -> IndexedShard:
     """Return what is known of a shard that is left out."""
     path = os.path.join(directory, entry.raw_data.basename)
+    if entry.zip_data is not None and not os.path.lexists(path):
+        path = os.path.join(directory, entry.zip_data.basename)
     zeros = "0" * 32
     return IndexedShard(
         number=number,

@@ -31,6 +31,7 @@ MALFORMED: Final = (
     MemoryError,
     tokenize.TokenError,
 )
+NUMBER: Final = re.compile(r"[+-]?[0-9]{1,18}")
 MAX_LINE_CHARACTERS: Final = 64  # characters of a number, at most
 BLOCK_DOCUMENTS: Final = 1 << 17  # at a time: they stay in the processor's cache
 # Of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
@@ -243,7 +244,6 @@ def _read_numbers(path: str) -> NDArray[Any]:
 def _number(line: str) -> int:
     if len(line) == MAX_LINE_CHARACTERS and not line.endswith("\n"):
         raise ValueError(f"a line has {MAX_LINE_CHARACTERS} characters and more")
-    try:
-        return int(line)
-    except ValueError as error:
-        raise ValueError(f"{line.strip()[:40]!r} is not a number; expected one a line") from error
+    if NUMBER.fullmatch(line.strip()) is None:
+        raise ValueError(f"{line.strip()[:40]!r} is not a number; expected one a line")
+    return int(line)

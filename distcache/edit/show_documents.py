@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from distcache.corpus.corpus import CorpusFacts, open_copy_source
-from distcache.corpus.idx import ITEM_TYPES, Idx
+from distcache.corpus.idx import Idx
 from distcache.corpus.source_rows import CorpusSources
 from distcache.edit.source_readback import read_document
 from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.tokenizers.tokenizer import Tokenizer
+
+NUMBER: Final = re.compile("[0-9]{1,18}")
 
 
 class ShownDocument(msgspec.Struct, frozen=True):
@@ -47,13 +51,14 @@ def document_numbers(numbers: Sequence[str], random: int, seed: int, documents: 
         If a word is neither a number nor a range, or the document does not exist.
     """
     found: list[int] = []
+    if numbers and not documents:
+        raise ConfigError(f"{numbers[0]}: the corpus has no documents")
     for word in numbers:
-        try:
-            first, colon, last = word.partition(":")
-            begin = int(first or 0)
-            end = (int(last) if last else documents) if colon else begin + 1
-        except ValueError:
-            raise ConfigError(f"{word!r}: expected the number of a document, or A:B") from None
+        first, colon, last = word.partition(":")
+        if NUMBER.fullmatch(first or "0") is None or NUMBER.fullmatch(last or "0") is None:
+            raise ConfigError(f"{word!r}: expected the number of a document, or A:B")
+        begin = int(first or 0)
+        end = (int(last) if last else documents) if colon else begin + 1
         if not 0 <= begin < end <= documents:
             raise ConfigError(f"{word}: the corpus has documents 0 to {documents - 1}")
         found += range(begin, end)
@@ -75,7 +80,6 @@ def show_documents(
     """
     source = open_copy_source(facts)
     assert source.idx is not None, "an examined corpus has an index"
-    dtype = ITEM_TYPES[facts.type_code]
     origins = _origins(facts.prefix, source.idx, numbers)
     found = []
     for number in numbers:
@@ -88,7 +92,7 @@ def show_documents(
                 number,
                 tuple(document.lengths.tolist()),
                 tuple(tokens),
-                None if tokenizer is None or dtype.kind == "f" else tokenizer.decode(tokens),
+                None if tokenizer is None else tokenizer.decode(tokens),
                 *origins.get(number, ()),
             )
         )

@@ -69,6 +69,7 @@ class PieceFacts(msgspec.Struct):
     # texts of them that a faster engine left to the tokenizer's library, and that both encoded
     by_library: int = 0
     compared: int = 0
+    ended: int = 0  # documents of text whose own last token is the one that ends documents
     # Invalid rows, and as the last one what ends the ingest. One may represent the rest of a row
     # group.
     problems: list[Problem] = []

@@ -90,8 +90,8 @@ def locate(entry: Input, problem: Problem, first: int) -> Skipped:
         Lines of the input before the piece of the row.
     """
     if problem.group is not None:
-        return Skipped(entry.path, problem.reason, row_group=problem.group, row=problem.place)
+        return Skipped(entry.name, problem.reason, row_group=problem.group, row=problem.place)
     if problem.byte is None:
-        return Skipped(entry.path, problem.reason)
+        return Skipped(entry.name, problem.reason)
     line = first + problem.place + 1
-    return Skipped(entry.path, problem.reason, line=line, byte=problem.byte)
+    return Skipped(entry.name, problem.reason, line=line, byte=problem.byte)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -38,6 +40,14 @@ class Input(msgspec.Struct, frozen=True):
     format: str  # format by its name, or as it was given for all files
     compression: str | None = None  # ``gzip``, ``zstd``, ``bz2`` or ``xz``, from its name
     groups: tuple[Group, ...] = ()  # row groups of a Parquet file, batches of an Arrow file
+    # suffix, size and time of each file beside an array of token ids (`SourceFormat.beside`)
+    beside: tuple[tuple[str, int, int], ...] = ()
+    named: str = ""  # name of what it is a copy of: an object, or standard input
+
+    @property
+    def name(self) -> str:
+        """Its name in receipts."""
+        return self.named or self.path
 
     @property
     def is_table(self) -> bool:
@@ -46,7 +56,10 @@ class Input(msgspec.Struct, frozen=True):
 
 
 def find_inputs(
-    words: Sequence[str], formats: Sequence[str], given: str | None = None
+    words: Sequence[str],
+    formats: Sequence[str],
+    given: str | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Input]:
     """Find input files by paths, patterns with ``*``, ``?`` or ``[]``, and directories.
 
@@ -58,7 +71,10 @@ def find_inputs(
     formats : sequence of str
         Accepted formats.
     given : str or None
-        The format of all files, whatever their names; then directories yield all their files.
+        The format of all files, whatever their names; then directories yield all their files, or
+        those that the format names.
+    names : mapping of str to str
+        Names of what files are copies of, by their paths.
 
     Returns
     -------
@@ -79,14 +95,14 @@ def find_inputs(
     for word in words:
         paths = list(_expand(word, known))
         if not paths:
-            missing.append(_nothing(word, known))
+            missing.append(_nothing(word, known, given))
         for path in paths:
-            entry, identity = _look(path, given)
+            entry, identity = _look(path, given, names.get(path, ""))
             if entry is None or entry.format not in formats:
                 problems.append(
                     f"{path}: expected a regular file with {_suffix_list(known)}; name the format "
                     "of other files with --format"
-                    if known is not None
+                    if known is not None and given is None
                     else f"{path}: expected a regular file, uncompressed unless it has lines"
                 )
             elif identity not in found:
@@ -95,13 +111,20 @@ def find_inputs(
         raise NotReady(*missing)
     if problems:
         raise ConfigError(*problems)
-    return list(found.values())
+    beside = set(files_beside([entry.path for entry in found.values()], given))
+    return [entry for entry in found.values() if entry.path not in beside]
+
+
+def files_beside(paths: Sequence[str], given: str | None = None) -> list[str]:
+    """Return where the files beside inputs would be; `given` is the format of all."""
+    kinds = [(path, given or SUFFIXES.get(_split(path)[0], "")) for path in paths]
+    return [path + suffix for path, kind in kinds if kind for suffix in FORMATS[kind].beside]
 
 
 def suffixes_of(formats: Sequence[str], given: str | None) -> set[str] | None:
     """Return the suffixes of files that a directory yields; None if it yields all."""
     if given is not None:
-        return None
+        return set(FORMATS[given].given) or None
     return {suffix for suffix, kind in SUFFIXES.items() if kind in formats}
 
 
@@ -128,7 +151,8 @@ def require_unchanged(inputs: Sequence[Input]) -> None:
         except OSError as error:
             problems.append(f"{entry.path}: cannot be read any more: {error.strerror}")
             continue
-        if (found.st_size, found.st_mtime_ns) != (entry.size, entry.changed):
+        as_found = (entry.size, entry.changed), entry.beside
+        if ((found.st_size, found.st_mtime_ns), _beside(entry.path, entry.format)) != as_found:
             problems.append(f"{entry.path}: has changed while it was read; run again")
     if problems:
         raise CorpusError(*problems)
@@ -178,7 +202,7 @@ def _split(path: str) -> tuple[str, str | None]:
     return stem.suffix.lower(), compression
 
 
-def _look(path: str, given: str | None) -> tuple[Input | None, tuple[int, int]]:
+def _look(path: str, given: str | None, named: str) -> tuple[Input | None, tuple[int, int]]:
     """Return a file as an input, or None if it cannot be one, and its identity."""
     suffix, compression = _split(path)
     kind = given or SUFFIXES.get(suffix)
@@ -196,27 +220,36 @@ def _look(path: str, given: str | None) -> tuple[Input | None, tuple[int, int]]:
         or (compression and not FORMATS[kind].can_be_compressed)
     ):
         return None, (0, 0)
-    entry = Input(path, found.st_size, found.st_mtime_ns, kind, compression)
+    beside = _beside(path, kind)
+    size, changed = found.st_size, found.st_mtime_ns
+    entry = Input(path, size, changed, kind, compression, beside=beside, named=named)
     return entry, (found.st_dev, found.st_ino)
 
 
-def _nothing(word: str, known: set[str] | None) -> str:
+def _beside(path: str, kind: str) -> tuple[tuple[str, int, int], ...]:
+    """Return suffix, size and time of each file beside an input that is there."""
+    there = []
+    for suffix in FORMATS[kind].beside:
+        with contextlib.suppress(OSError):
+            found = os.stat(path + suffix)
+            there.append((suffix, found.st_size, found.st_mtime_ns))
+    return tuple(there)
+
+
+def _nothing(word: str, known: set[str] | None, given: str | None) -> str:
     if os.path.isdir(word):
         if known is None:
             return f"{word}: has no file"
-        return (
-            f"{word}: has no file with {_suffix_list(known)}; name the format of other files with "
-            "--format"
-        )
+        other = "by a pattern" if given else "with --format"
+        what = "other files" if given else "the format of other files"
+        return f"{word}: has no file with {_suffix_list(known)}; name {what} {other}"
     return f"{word}: matches no file" if glob.has_magic(word) else f"{word}: no such file"
 
 
 def _suffix_list(known: set[str]) -> str:
     packed = f"[{'|'.join(COMPRESSIONS)}]"
-    texts = [
-        f"{suffix}{packed}" if FORMATS[SUFFIXES[suffix]].can_be_compressed else suffix
-        for suffix in sorted(known)
-    ]
+    packable = {suffix for suffix, kind in SUFFIXES.items() if FORMATS[kind].can_be_compressed}
+    texts = [f"{suffix}{packed}" if suffix in packable else suffix for suffix in sorted(known)]
     return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
@@ -259,6 +292,9 @@ class TextOptions(Common, frozen=True, kw_only=True):
     append_eod: Annotated[
         bool, Option("End each document with the tokenizer's end-of-document token.")
     ] = False
+    eod_once: Annotated[
+        bool, Option("Append no end-of-document token where a text ends with it already.")
+    ] = False
     sentences: Annotated[
         Literal["no", "lines"],
         Option("Whether each line of a text is a separate sequence.", "--split-sentences"),
@@ -295,7 +331,8 @@ class TokenOptions(Common, frozen=True, kw_only=True):
     format: Annotated[
         str | None,
         Option(
-            "Format of all files, whatever their names; raw are arrays of ids.",
+            "Format of all files, whatever their names; raw are arrays of ids, in a directory the "
+            "files with .npy, .ds or .bin.",
             shown="from each name",
             choices=TOKEN_FORMATS,
         ),
@@ -314,3 +351,11 @@ class TokenOptions(Common, frozen=True, kw_only=True):
     eod: Annotated[
         int | None, Option("End each document with this token, if it does not.", least=0)
     ] = None
+    masks: Annotated[
+        Literal["refuse", "ignore"],
+        Option(
+            "A row whose loss_mask, assistant_masks, completion_mask or labels leave tokens out of "
+            "the loss is invalid, or they become tokens as any others. Padding by attention_mask "
+            "is left out."
+        ),
+    ] = "refuse"

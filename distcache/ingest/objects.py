@@ -8,11 +8,15 @@ directory, named by what is asked for: run again, it continues with what is ther
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import functools
+import glob
+import itertools
 import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +25,15 @@ import xxhash
 
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
-from distcache.errors import ConfigError, NotReady, ObjectChanged, StorageError
-from distcache.ingest.inputs import is_read
+from distcache.errors import (
+    AccessDenied,
+    ConfigError,
+    DistcacheError,
+    NotReady,
+    ObjectChanged,
+    StorageError,
+)
+from distcache.ingest.inputs import files_beside, is_read
 from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
@@ -42,6 +53,7 @@ from distcache.storage.url import is_url, located
 from distcache.storage.watchdog import tick
 
 STDIN: Final = "-"
+FIRST_OF_KEY: Final = 3  # among the parts of a URL
 FETCHED_AT_ONCE: Final = 4  # objects that a rank fetches at a time
 
 
@@ -55,6 +67,11 @@ class Fetched(msgspec.Struct, frozen=True):
 
 class ObjectWork:
     """The files of one command; without URLs there are none, and nothing is done.
+
+    Attributes
+    ----------
+    names : dict of str to str
+        URL, or standard input, of which each file, or a corpus, is a copy.
 
     Parameters
     ----------
@@ -80,6 +97,7 @@ class ObjectWork:
         self._root = Path(os.path.abspath(directory)) / name
         self._progress = progress
         self._lock: int | None = None
+        self.names: dict[str, str] = {}
         if any(is_url(word) or is_stream(word) for word in asked):
             on_rank_0(communicator, self._make, None, "making a directory")
 
@@ -97,7 +115,9 @@ class ObjectWork:
         if self._lock is None:
             raise ConfigError(f"{self._root}: in use by another job; wait until it finishes")
 
-    def inputs(self, words: Sequence[str], known: set[str] | None = None) -> list[str]:
+    def inputs(
+        self, words: Sequence[str], known: set[str] | None = None, given: str | None = None
+    ) -> list[str]:
         """Return inputs with a file in the place of every object and stream. Collective.
 
         A URL that ends with a slash means the objects below it that a directory would yield.
@@ -108,6 +128,8 @@ class ObjectWork:
             Arguments of the command line.
         known : set of str or None
             Suffixes of files that a directory yields; None for all.
+        given : str or None
+            The format of all inputs, whatever their names.
 
         Raises
         ------
@@ -121,12 +143,34 @@ class ObjectWork:
 
         def find() -> list[list[str]]:
             spooled = [self._spooled(word) if is_stream(word) else word for word in words]
-            return [_below(word, known) if is_url(word) else [word] for word in spooled]
+            found = [_below(word, known) if is_url(word) else [word] for word in spooled]
+            urls = [url for some in found for url in some if is_url(url)]
+            beside = files_beside(urls, given)
+            own = [[word for word in some if word not in beside] for some in found]
+            return [*own, self._existing(beside)]
 
-        found = on_rank_0(self._communicator, find, list[list[str]], "looking for objects")
+        kind = list[list[str]]
+        *found, beside = on_rank_0(self._communicator, find, kind, "looking for objects")
         urls = [url for group in found for url in group if is_url(url)]
-        files = self._fetch(urls)
+        files = self._fetch(urls + beside)
+        self.names |= {path: url for url, path in files.items()}
         return [files.get(url, url) for group in found for url in group]
+
+    def _existing(self, beside: Sequence[str]) -> list[str]:
+        """Return which files beside inputs exist; what an earlier run has of others is removed."""
+
+        def look(url: str) -> bool:
+            try:
+                found = exists(url)
+            except AccessDenied:  # which a store may answer for what is not there, too
+                self._progress.note(f"{url}: access is denied; continues without it")
+                found = False
+            if not found:
+                self._path_of(url).unlink(missing_ok=True)
+            return found
+
+        there = map_in_threads(look, beside, FETCHED_AT_ONCE)
+        return [url for url, found in zip(beside, there, strict=True) if found]
 
     def _spooled(self, word: str) -> str:
         """Copy a stream to a file that is named by its content, so that the same is found again."""
@@ -141,8 +185,10 @@ class ObjectWork:
                 digest.update(block)
                 copy.write(block)
         found = part.with_name(f"stream-{digest.hexdigest()}")
-        os.utime(part, (0, 0))  # an input is known by path, size and time
+        # An input is known by its name, size and time: here the time is its content's.
+        os.utime(part, ns=(0, digest.intdigest() % (1 << 62)))
         os.replace(part, found)
+        self.names[str(found)] = "standard input" if word == STDIN else word
         return str(found)
 
     def corpora(self, prefixes: Sequence[str]) -> list[str]:
@@ -163,7 +209,19 @@ class ObjectWork:
 
         urls = on_rank_0(self._communicator, find, list[str], "looking for corpora")
         files = self._fetch(urls)
-        return [files[idx_path(p)].removesuffix(".idx") if is_url(p) else p for p in prefixes]
+        own = {p: files[idx_path(p)].removesuffix(".idx") for p in remote}
+        self.names |= {path: url for url, path in own.items()}
+        return [own.get(prefix, prefix) for prefix in prefixes]
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """Have errors name what the files are copies of."""
+        try:
+            yield
+        except DistcacheError as error:
+            for path, name in self.names.items():
+                error.problems = tuple(text.replace(path, name) for text in error.problems)
+            raise
 
     def remove(self) -> None:
         """Remove the files when the corpora are made. Collective."""
@@ -187,9 +245,11 @@ class ObjectWork:
 
     def _place(self, url: str) -> Fetched:
         """Return where an object goes: files of a corpus are beside one another."""
-        version = version_at(url)
-        parent = xxhash.xxh3_64_hexdigest(url.rpartition("/")[0].encode())
-        return Fetched(url, version, str(self._root / f"in-{parent}" / url.rpartition("/")[2]))
+        return Fetched(url, version_at(url), str(self._path_of(url)))
+
+    def _path_of(self, url: str) -> Path:
+        parent, _, name = url.rpartition("/")
+        return self._root / f"in-{xxhash.xxh3_64_hexdigest(parent.encode())}" / name
 
 
 def fetch_objects(
@@ -239,10 +299,18 @@ def _copy(found: Fetched, progress: Progress) -> None:
                 for piece in pieces_of(place, 0, found.version.size, PIECE_BYTES):
                     stream.write(piece.data)
                     progress.advance(piece.size)
+                stream.flush()
+                os.utime(stream.fileno(), ns=(0, _time_of(found.version)))
         except ObjectChanged as error:
             raise StorageError(found.url, "was replaced while it was fetched; run again") from error
         with atomic_write(version) as stream:
             stream.write(wanted)
+
+
+def _time_of(version: FileVersion) -> int:
+    """Return the time of a copy, by which a command that runs again knows it: of each its own."""
+    seconds = version.modified // 1_000_000_000
+    return seconds * 1_000_000_000 + xxhash.xxh3_64_intdigest(version.tag.encode()) % 1_000_000_000
 
 
 def is_stream(word: str) -> bool:
@@ -262,16 +330,60 @@ def _below(url: str, known: set[str] | None) -> list[str]:
     Raises
     ------
     NotReady
-        If there are none below a directory.
+        If there are none below a directory, or none that a pattern matches.
     """
+    # A name may have brackets, and none has a question mark.
+    if glob.has_magic(url) and ("?" in url or not exists(url)):
+        return _matching(url)
     if not url.endswith("/"):
         return [located(url)]
-    names = list(bucket_of(url).objects_below(url))
-    found = [name for name in names if is_read(name.removeprefix(url), known)]
+    seen: list[str] = []
+
+    def wanted(name: str) -> bool:
+        seen.append(name)
+        return is_read(name, known)
+
+    found = list(bucket_of(url).objects_below(url, wanted))
+    if not seen:
+        raise NotReady(f"{url}: there are no objects below it")
     if not found:
-        if not names:
-            raise NotReady(f"{url}: there are no objects below it")
         few = "is hidden" if known is None else "has a known suffix; name the format with --format"
         none = "all" if known is None else "none"
-        raise NotReady(f"{url}: of {len(names)} objects below it {none} {few}")
+        raise NotReady(f"{url}: of {len(seen)} objects below it {none} {few}")
     return found
+
+
+def _matching(url: str) -> list[str]:
+    """Return the objects that a pattern matches: ``*`` within a name, ``**`` over directories.
+
+    Raises
+    ------
+    NotReady
+        If there are none.
+    ConfigError
+        If the bucket is a pattern.
+    """
+    parts = url.split("/")
+    first = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+    if first < FIRST_OF_KEY:
+        raise ConfigError(f"{url}: a pattern may be in the key of objects, not in the bucket")
+    above = "/".join(parts[:first]) + "/"
+    patterns = tuple(parts[first:])
+    found = bucket_of(above).objects_below(above, lambda n: _matches((*n.split("/"),), patterns))
+    if not found:
+        raise NotReady(f"{url}: matches no object below {above}")
+    return list(found)
+
+
+@functools.lru_cache(1 << 12)
+def _matches(parts: tuple[str, ...], patterns: tuple[str, ...]) -> bool:
+    """Return whether the parts of a path match those of a pattern; what is hidden is named."""
+    if not patterns or (not parts and patterns[0] != "**"):
+        return not patterns and not parts
+    if patterns[0] == "**":
+        visible = itertools.takewhile(lambda part: not part.startswith("."), parts)
+        places = range(len(list(visible)) + 1)
+        return any(_matches(parts[place:], patterns[1:]) for place in places)
+    hidden = parts[0].startswith(".") and not patterns[0].startswith(".")
+    fits = fnmatch.fnmatchcase(parts[0], patterns[0])
+    return fits and not hidden and _matches(parts[1:], patterns[1:])

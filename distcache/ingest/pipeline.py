@@ -6,7 +6,8 @@ import contextlib
 import importlib
 import importlib.metadata
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -74,6 +75,7 @@ def ingest(
     tokenizer: TokenizerOptions | None = None,
     threads: int = 1,
     progress: Progress | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> IngestOutcome:
     """Make corpora from files, unless they exist. Collective.
 
@@ -93,6 +95,8 @@ def ingest(
         Workers of each rank.
     progress : Progress or None
         Receives the progress of rank 0.
+    names : mapping of str to str
+        Names of what files are copies of, by their paths, for receipts.
 
     Raises
     ------
@@ -116,7 +120,7 @@ def ingest(
             communicator, lambda: require_utf8(out, options, tokenizer), None, "reading options"
         )
         watch.phase("listing inputs")
-        inputs = agree_on_inputs(communicator, words, options)
+        inputs = agree_on_inputs(communicator, words, options, names)
         output = Output(out, numbered=options.shard_size is not None)
         work, origin = agree_on_work(communicator, inputs, options, tokenizer, output)
         if isinstance(work.reader, TextReader):
@@ -129,6 +133,12 @@ def ingest(
             with contextlib.closing(work.store):
                 receipts, share = _make(communicator, work, origin, threads, watch)
             resumed.append(share)
+            ended = sum(record.facts.ended for record in work.records)
+            if ended and isinstance(options, TextOptions) and not options.eod_once:
+                watch.note(
+                    f"warning: {ended:,} documents end with two end-of-document tokens, because "
+                    "their texts end with one; --eod-once appends none to them"
+                )
             return receipts, {}
 
         receipts, existed = output.produce(communicator, origin, watch, make, resumes=True)
@@ -215,7 +225,10 @@ def require_utf8(out: str, options: IngestOptions, tokenizer: TokenizerOptions |
 
 
 def agree_on_inputs(
-    communicator: Communicator, words: Sequence[str], options: IngestOptions
+    communicator: Communicator,
+    words: Sequence[str],
+    options: IngestOptions,
+    names: Mapping[str, str],
 ) -> list[Input]:
     """Find the inputs, and the row groups of Parquet files. Collective.
 
@@ -229,7 +242,7 @@ def agree_on_inputs(
     formats = TEXT_FORMATS if isinstance(options, TextOptions) else TOKEN_FORMATS
     inputs: list[Input] = on_rank_0(
         communicator,
-        lambda: find_inputs(words, formats, options.format),
+        lambda: find_inputs(words, formats, options.format, names),
         list[Input],
         "listing inputs",
     )
@@ -369,7 +382,8 @@ def _origin(
     named = {} if tokenizer is None else {"tokenizer": msgspec.to_builtins(tokenizer)}
     versions = {name: importlib.metadata.version(name) for name in libraries}
     versions["distcache"] = __version__
-    identity = [kind, inputs, chosen, facts, versions]
+    known = [msgspec.structs.replace(entry, path=entry.name, named="") for entry in inputs]
+    identity = [kind, known, chosen, facts, versions]
     return Origin(
         kind=kind,
         made_from=xxhash.xxh3_128(msgspec.json.encode(identity)).hexdigest(),

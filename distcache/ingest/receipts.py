@@ -74,7 +74,7 @@ class _Share:
         tokens = sum(piece.tokens for piece in self.pieces)
         sequences = sum(piece.sequences for piece in self.pieces)
         return InputReceipt(
-            path=self.entry.path,
+            path=self.entry.name,
             size=self.entry.size,
             digest=self.digest,
             rows=self.rows,

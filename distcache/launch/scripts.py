@@ -13,14 +13,16 @@ from typing import Final
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
 from distcache.launch.commands import call
+from distcache.launch.schedulers.known_schedulers import SCHEDULERS
 from distcache.launch.schedulers.scheduler import Scheduler, Shape, with_directives
-from distcache.storage.files import atomic_write, is_plain_file
+from distcache.storage.files import atomic_write, is_plain_file, read_text
 
 CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
 WAIT: Final = 60  # seconds in which a cache that was built on other nodes is to be seen
 RESTARTS: Final = 3
 MARK: Final = "# written by distcache submit"
 START: Final = "==== started on"  # begins what a job writes, each time it starts
+MODULE: Final = ("-P", "-m", "distcache")  # -P: nothing of the directory of the submission
 SHELL: Final = re.compile(r"#![ \t]*\S*(/|env[ \t]+(-S[ \t]*)?)(ba|da|k|z)?sh([ \t]|\n|$)")
 
 
@@ -52,9 +54,12 @@ def build_script(
     _require_directives(scheduler, given)
     placed = [scheduler.read_directive(directive) for directive in given]
     directives = with_directives(scheduler.directives(shape), placed, scheduler.replaced)
-    # -P: nothing is imported from the directory that the job was submitted in.
-    program = (sys.executable, "-P", "-m", "distcache")
+    program = shape.program or (sys.executable, *MODULE)
     command = shlex.join([*scheduler.launch(shape), *program, *words])
+    # The exit code of the ranks decides what comes next, whatever the setup has set.
+    setup = [*shape.setup.rstrip("\n").split("\n"), "set +e"] if shape.setup else []
+    if wrong := [line for line in setup if scheduler.directive(line) is not None]:
+        raise ConfigError(f"--setup: {wrong[0]!r}: give a directive with --directive")
     lines = [
         "#!/bin/bash",
         *(f"{scheduler.prefix} {directive}" for directive in directives),
@@ -64,6 +69,7 @@ def build_script(
         "trap : USR1 USR2",
         f'echo "{START} $HOSTNAME" >&2',
         *filter(None, [scheduler.enter]),
+        *setup,
         command,
         *_end(scheduler, shape, cache),
         'exit "$code"',
@@ -112,18 +118,8 @@ def _end(scheduler: Scheduler, shape: Shape, cache: Path) -> list[str]:
     return lines
 
 
-def training_script(words: Sequence[str], cache: Path) -> str:
-    """Return a training script that first makes sure that the cache is there.
-
-    Some schedulers start a job although the one before it has failed, and some take no arguments
-    or variables with a script: these are written into it, after its directives.
-
-    Parameters
-    ----------
-    words : sequence of str
-        A shell script and its arguments.
-    cache : Path
-        The script finds its path in ``DISTCACHE_CACHE``.
+def read_script(path: str) -> str:
+    """Return the text of a shell script that trains.
 
     Raises
     ------
@@ -132,22 +128,40 @@ def training_script(words: Sequence[str], cache: Path) -> str:
     ConfigError
         If it is no shell script.
     """
-    _require_printable([*words[1:], str(cache)])
     try:
-        with open(words[0], encoding="utf-8", newline="") as stream:
-            text = stream.read()
+        text = read_text(path)
     except FileNotFoundError as error:
-        raise NotReady(f"{words[0]}: no such script") from error
+        raise NotReady(f"{path}: no such script") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{words[0]}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
     if not SHELL.match(text):
-        raise ConfigError(
-            f"{words[0]}: is no shell script, which starts with a line like #!/bin/bash"
-        )
+        raise ConfigError(f"{path}: is no shell script, which starts with a line like #!/bin/bash")
     if _is_own(text):
-        raise ConfigError(
-            f"{words[0]}: was written by distcache; give the script that it was made from"
-        )
+        raise ConfigError(f"{path}: was written by distcache; give the script it was made from")
+    return text
+
+
+def training_script(text: str, words: Sequence[str], cache: Path) -> str:
+    """Return a training script that first makes sure that the cache is there.
+
+    Some schedulers start a job although the one before it has failed, and some take no arguments
+    or variables with a script: these are written into it, after its directives.
+
+    Parameters
+    ----------
+    text : str
+        A shell script.
+    words : sequence of str
+        Arguments of the script.
+    cache : Path
+        The script finds its path in ``DISTCACHE_CACHE``.
+
+    Raises
+    ------
+    ConfigError
+        If an argument has characters that a script cannot have in a line.
+    """
+    _require_printable([*words, str(cache)])
     lines = text.removesuffix("\n").split("\n")  # other signs end no line of a shell
     head = list(itertools.takewhile(_is_comment, lines))
     path = shlex.quote(str(cache))
@@ -157,9 +171,66 @@ def training_script(words: Sequence[str], cache: Path) -> str:
         f"export {CACHE_VARIABLE}={shlex.quote(str(cache))}",
         f"for _ in $(seq {WAIT}); do [ -e {path} ] && break; sleep 1; done",
         f"[ -e {path} ] || {{ echo {missing} >&2; exit {NotReady.exit_code}; }}",
-        *([shlex.join(["set", "--", *words[1:]])] if words[1:] else []),
+        *([shlex.join(["set", "--", *words])] if words else []),
     ]
     return "\n".join([*head, *gate, *lines[len(head) :]]) + "\n"
+
+
+def own_dependency(scheduler: Scheduler, name: str, text: str) -> str:
+    """Return what a training script waits for by its own directive; empty if for nothing.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot wait for the pre-job besides; or if it only has directives of other schedulers,
+        so that its job would have the queue's defaults.
+    """
+    found: list[tuple[int, str]] = []
+    foreign, directives = "", 0
+    read = [scheduler, *scheduler.also_reads]
+    lines = text.split("\n")
+    head = lines if scheduler.reads_all else itertools.takewhile(_is_comment, lines)
+    for number, line in enumerate(head, 1):
+        reader = next((known for known in read if known.directive(line) is not None), None)
+        if reader is None:
+            texts = (known.directive(line) or "" for known in SCHEDULERS.values())
+            if any(text.lstrip().startswith("-") for text in texts):
+                foreign = foreign or f"{name}:{number}: {line!r}"
+            continue
+        directives += 1
+        wanted = _waited_for(reader, f"{name}:{number}: {line!r}", line)
+        if wanted and reader is not scheduler:
+            raise ConfigError(
+                f"{name}:{number}: {line!r}: write the jobs to wait for in a line of "
+                f"{scheduler.prefix}, where the pre-job can be added to them"
+            )
+        found += [(number, value) for value in wanted]
+    if foreign and not directives:
+        raise ConfigError(
+            f"{foreign}: is not read by {scheduler.title}, and no other line is: write what the "
+            f"job asks for in lines of {scheduler.prefix}, or name the other --scheduler"
+        )
+    if len(found) > 1:
+        named = " and ".join(str(number) for number, _ in found)
+        raise ConfigError(f"{name}: lines {named} name jobs to wait for; name all in one of them")
+    if not found:
+        return ""
+    try:
+        scheduler.after("0", found[0][1])  # refuses what cannot be joined
+    except ConfigError as error:
+        raise ConfigError(f"{name}:{found[0][0]}: {error}") from error
+    return found[0][1]
+
+
+def _waited_for(scheduler: Scheduler, where: str, line: str) -> list[str]:
+    """Return the jobs that the directive of a line waits for, in its own words."""
+    if not scheduler.waiting:
+        return []
+    try:
+        words = shlex.split(scheduler.directive(line) or "")
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return re.findall(scheduler.waiting, "".join(f"\0{word}" for word in words))
 
 
 def _is_comment(line: str) -> bool:
@@ -199,7 +270,7 @@ def submit_script(
     scheduler: Scheduler,
     path: Path,
     text: str,
-    after: str | None = None,
+    waiting: Sequence[str] = (),
     hidden: Collection[str] = (),
 ) -> str:
     """Write a batch script and submit it; return the job's number.
@@ -213,8 +284,8 @@ def submit_script(
         distcache's is not replaced.
     text : str
         The script.
-    after : str or None
-        Number of the job that must have succeeded.
+    waiting : sequence of str
+        Options of the scheduler's command that make the job wait for others.
     hidden : collection of str
         Variables that the scheduler's command does not get.
 
@@ -228,7 +299,6 @@ def submit_script(
     require_own_script(path)
     with atomic_write(path) as stream:
         stream.write(text.encode("utf-8"))
-    waiting = [] if after is None else scheduler.after(after)
     words = [*scheduler.submit, *waiting]
     if scheduler.takes_input:
         said = call(words, text, hidden)

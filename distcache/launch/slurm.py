@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Collection
 from typing import Final
 
-from distcache.errors import ConfigError, DistcacheError
+from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
 from distcache.extras import how_to_install
 from distcache.launch.commands import call, run_command
 from distcache.storage.timeouts import limits
@@ -33,7 +32,7 @@ TIME_LIMIT_FORMS: Final = (
 )
 # Amounts of memory, by default in M, and the words that leave it to the site.
 MEMORY: Final = re.compile(r"\d{1,12}[KMGT]?", re.IGNORECASE)
-NO_MEMORY: Final = ("", "none", "default")
+NO_MEMORY: Final = ("none", "default")
 MINUTES_PER: Final = {"days": 1440, "hours": 60, "minutes": 1}
 # Prints the MPI library that mpi4py loads, without initializing MPI.
 LIBRARY: Final = (
@@ -130,11 +129,16 @@ def find_plugin(tasks: int) -> str:
         problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ConfigError(
             f"several tasks need MPI, but mpi4py cannot be loaded ({problem}): "
-            f"{how_to_install('mpi')}, and an MPI library; or use --nodes 1 --ntasks-per-node 1"
+            f"{how_to_install('mpi')}, and an MPI library; or name the plugin of srun "
+            "with --mpi; or use --nodes 1 --ntasks-per-node 1"
         )
-    if shutil.which("srun") is None:  # the script is only printed
-        return choose_plugin(done.stdout, None)
-    return choose_plugin(done.stdout, parse_plugins(call(["srun", "--mpi=list"])))
+    try:
+        plugins = parse_plugins(call(["srun", "--mpi=list"]))
+    except BuildInterrupted:
+        raise
+    except DistcacheError:  # no cluster is here: the script is printed, or sbatch says why
+        plugins = None
+    return choose_plugin(done.stdout, plugins)
 
 
 def choose_plugin(library: str, plugins: Collection[str] | None) -> str:

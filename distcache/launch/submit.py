@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -20,11 +22,15 @@ from distcache.builder.prepare import (
 )
 from distcache.cache import open_cache
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
+from distcache.launch.commands import run_command
 from distcache.launch.prejob import JobOptions, job_directory, make_private
 from distcache.launch.schedulers.known_schedulers import SCHEDULERS, SchedulerName, find_scheduler
 from distcache.launch.schedulers.scheduler import NOT_EVERYWHERE, Scheduler, Shape
 from distcache.launch.scripts import (
+    MODULE,
     build_script,
+    own_dependency,
+    read_script,
     require_own_script,
     submit_script,
     training_script,
@@ -39,6 +45,58 @@ from distcache.plan.problems import plan_warnings
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.job_environment import share_of_cores
 from distcache.ranks.progress import NullProgress, Progress
+from distcache.storage.files import read_text
+from distcache.storage.timeouts import limits
+
+# Variables that a job needs besides those of its login, none of which holds a secret.
+CARRIED: Final = re.compile(
+    r"PATH|LD_LIBRARY_PATH|PYTHONPATH|DISTCACHE_\w+|MSC_CONFIG|GOOGLE_APPLICATION_CREDENTIALS|HF_HOME"
+    r"|AWS_(DEFAULT_)?(PROFILE|REGION)|AWS_(CONFIG_FILE|SHARED_CREDENTIALS_FILE|CA_BUNDLE)"
+    r"|AWS_ENDPOINT_URL(_S3)?"
+)
+CONTROL: Final = re.compile("[\0-\x08\x0b-\x1f\x7f]")  # characters that no shell line has
+
+
+def read_setup(text: str) -> str:
+    """Return the lines of a file, or those that are given.
+
+    Raises
+    ------
+    ConfigError
+        If it is one word that looks like a path, and there is no such file; or is no shell text.
+    """
+    if "\n" not in text and os.path.lexists(text):
+        try:
+            text = read_text(text)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--setup {text}: cannot be read: {error}") from error
+    elif len(text.split()) == 1 and ("/" in text or text.endswith(".sh")):
+        raise ConfigError(f"--setup {text}: no such file")
+    if (wrong := CONTROL.search(text)) is not None:
+        line = text.count("\n", 0, wrong.start()) + 1
+        kind = "the line end of Windows" if wrong[0] == "\r" else "a control character"
+        raise ConfigError(f"--setup: line {line} has {kind}, {wrong[0]!r}")
+    checked = run_command(["bash", "-O", "extglob", "-n"], limits().command, text)
+    if checked.returncode:
+        raise ConfigError(f"--setup: {checked.stderr.strip()}")
+    return text
+
+
+def read_command(text: str) -> str:
+    """Return a command, if a shell would read words of it.
+
+    Raises
+    ------
+    ConfigError
+        If there are none, or a quote is not closed.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--command {text!r}: {error}") from error
+    if not words or not text.isprintable():
+        raise ConfigError(f"--command {text!r}: expected the words of a command")
+    return text
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +111,26 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     job: JobOptions = JobOptions()
     memory_limit: MemoryLimit = None
     reuse: ReusedCaches = ()
+    setup: Annotated[
+        str,
+        Option(
+            "Shell lines of the pre-job before its ranks start, or a file with them: "
+            "--setup='module load openmpi'.",
+            parse=read_setup,
+            shown="",
+            metavar="TEXT|FILE",
+        ),
+    ] = ""
+    command: Annotated[
+        str | None,
+        Option(
+            "Command that starts distcache in the pre-job, as in "
+            "--command='apptainer exec IMAGE python3 -m distcache'; by default this Python, or "
+            "python3 if srun is given a --container-image.",
+            parse=read_command,
+            metavar="WORDS",
+        ),
+    ] = None
     logs: Annotated[
         Path | None, Option("Directory for the pre-job's files; by default beside the cache.")
     ] = None
@@ -88,6 +166,7 @@ class Scripts(msgspec.Struct, frozen=True):
     estimate: Estimate  # the predicted time and memory
     prejob: str  # script of the job that builds
     training: str | None  # script of the job that trains, if there is one
+    waits_for: str  # other jobs than the pre-job, by a directive of the training script
     logs: str  # directory of the pre-job's files
 
     def path(self, which: str) -> Path:
@@ -146,7 +225,7 @@ def submit(
         number = submit_script(scheduler, build, scripts.prejob, hidden=hidden)
         prejob = Prejob(number, scripts.options, scripts.estimate, scripts.logs)
     if scripts.training is not None:
-        after = None if prejob is None else prejob.job
+        after = () if prejob is None else scheduler.after(prejob.job, scripts.waits_for)
         try:
             job = submit_script(scheduler, train, scripts.training, after)
         except (DistcacheError, OSError) as error:
@@ -195,14 +274,17 @@ def scripts_of(
     if known == "slurm":
         asked = _with_configured(asked, settings)
     words = build_words(config, final, plan.key, options)
+    shape = _shape_of(asked, logs, options)
+    text = read_script(training[0]) if training else None
     return Scripts(
         scheduler=known,
         cache=str(final),
         key=plan.key,
         options=asked,
         estimate=predicted,
-        prejob=build_script(scheduler, _shape_of(asked, logs), words, final, asked.sbatch),
-        training=training_script(training, final) if training else None,
+        prejob=build_script(scheduler, shape, words, final, asked.sbatch),
+        training=None if text is None else training_script(text, training[1:], final),
+        waits_for="" if text is None else own_dependency(scheduler, training[0], text),
         logs=str(logs),
     )
 
@@ -224,6 +306,11 @@ def _require_words(asked: JobOptions, scheduler: Scheduler) -> None:
         f"{scheduler.title}; give a directive of the site with --directive"
         for name in sorted(foreign)
         if getattr(asked, name) not in (None, (), "none")
+    ]
+    problems += [
+        f"--{name} {value!r}: expected one name without blanks"
+        for name, value in (("partition", asked.partition), ("account", asked.account))
+        if value is not None and len(value.split()) != 1
     ]
     if problems:
         raise ConfigError(*problems)
@@ -266,9 +353,14 @@ def _logs_of(options: SubmitOptions, final: Path, scheduler: Scheduler) -> Path:
     return logs
 
 
-def _shape_of(asked: JobOptions, logs: Path) -> Shape:
+def _shape_of(asked: JobOptions, logs: Path, options: SubmitOptions) -> Shape:
     """Return what a batch script asks for."""
     assert asked.minutes is not None
+    program = [*map(os.path.expanduser, shlex.split(options.command or ""))]
+    # The path of a Python here means nothing in an image, nor that of its mpiexec.
+    if not program and any(word.startswith("--container-image") for word in asked.srun):
+        program = ["python3", *MODULE]
+    beside = None if program else shutil.which("mpiexec", path=str(Path(sys.executable).parent))
     return Shape(
         name="distcache",
         nodes=asked.nodes,
@@ -279,11 +371,14 @@ def _shape_of(asked: JobOptions, logs: Path) -> Shape:
         queue=asked.partition,
         account=asked.account,
         logs=logs,
-        mpiexec=shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec",
+        mpiexec=beside or "mpiexec",
         mpi=asked.mpi,
         srun=asked.srun,
         qos=asked.qos,
         constraint=asked.constraint,
+        variables=tuple(sorted(filter(CARRIED.fullmatch, os.environ))),
+        setup=options.setup,
+        program=tuple(program),
     )
 
 

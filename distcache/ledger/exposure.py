@@ -11,7 +11,9 @@ from distcache.corpus.ancestry import find_sorted
 from distcache.corpus.idx import Idx
 from distcache.kernels import Section, count_visits, sum_section, trace_parts
 from distcache.ledger.report_document import LENGTHS, VISITS
+from distcache.ledger.rest_pieces import Cover, visits_of
 from distcache.ledger.trace import Trace
+from distcache.plan.orders import ORDERS
 
 DRAWN: Final = 1 << 16  # documents, or samples, of which correlations are computed
 SMALL: Final = 100  # of which correlations say nothing
@@ -83,6 +85,8 @@ def sum_member(split: Trace, member: int, taken: int) -> tuple[Exposure, Section
         seen, lengths = by_documents(idx, begin, end, seen, lengths)
     visits, classes = np.zeros(VISITS, np.int64), np.zeros(LENGTHS, np.int64)
     tokens, never, most = count_visits(seen, lengths, visits, classes)
+    if not ORDERS[entry["order"].decode()].whole_passes and entry["epochs"] > 1:
+        never = _never_inputs(split, member, taken, idx.lengths[begin:end])
     exposure = Exposure(
         documents=len(lengths),
         tokens=tokens,
@@ -99,6 +103,24 @@ def sum_member(split: Trace, member: int, taken: int) -> tuple[Exposure, Section
         place_of_never=_mean_place((seen == 0) & (lengths > 0)) if visits[0] else None,
     )
     return exposure, of_rows
+
+
+def _never_inputs(split: Trace, member: int, taken: int, lengths: NDArray[np.int32]) -> int:
+    """Return how many tokens of sequences were never inputs, though parts of them may be twice.
+
+    Only an order that mixes passes sees a part of a document twice before another one once.
+    """
+    row, _ = split.pair(member)
+    views = split.cache.arrays("sections", row)
+    rows = np.zeros(views["sample_index"].shape[0] - 1, np.uint16)
+    with split.checked():
+        rows[split.cache.read(views["shuffle_index"])[:taken]] = 1
+        begin = int(split.cache.table("sections")[row]["begin"])
+        visits = visits_of([(split.section(member), rows)], begin, len(lengths))
+    return sum(
+        int((piece.ends - piece.begins)[piece.times == 0].sum())
+        for piece in Cover(visits, lengths).pieces()
+    )
 
 
 def by_documents(

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.contents import ArrayView, Cache
+from distcache.cache.contents import ArrayView, Cache, no_file
 from distcache.cache.corpus_places import Moves, located_moved
 from distcache.cache.format import ARRAY_NAMES, TABLES
 from distcache.corpus import open_idx
@@ -217,6 +217,8 @@ def _find(path: Path, split: str) -> tuple[Path, _Description]:
     parts = {stem for one in known.values() if one.is_blend for stem in one.stems}
     tops = [stem for stem in known if stem not in parts]
     if not tops:
+        if is_directory and any(path.glob("*.h5")):
+            raise ConfigError(no_file(path))
         raise NotReady(f"{path}: has no description of Megatron's of split {split!r}")
     if len(tops) > 1:
         names = ", ".join(stem.name for stem in tops[:5])

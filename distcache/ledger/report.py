@@ -18,10 +18,12 @@ from distcache.ledger.report_document import (
     OrderReport,
     RepeatsReport,
     Report,
+    ReportWarning,
     StepsReport,
     WindowsReport,
 )
 from distcache.ledger.report_warnings import warnings_of
+from distcache.ledger.shared_corpora import MAX_SAID, shared_corpora
 from distcache.ledger.trace import Trace
 from distcache.storage.threads import map_in_threads
 
@@ -54,7 +56,8 @@ def make_report(
     batch : int or None
         Samples of a step.
     threads : int
-        Sections that are summed up at a time; each needs 16 bytes for each of its sequences.
+        Sections that are summed up at a time; each needs 16 bytes for each of its sequences, and
+        some 40 with several passes of Megatron's order.
     advance : callable
         Receives the samples of sections that have been summed up.
 
@@ -108,7 +111,14 @@ def make_report(
         repeats=_repeats(trace, corpora, total),
         padding=1 - trained / (total * length),
     )
-    return structs.replace(report, warnings=tuple(warnings_of(report)))
+    same = [
+        ReportWarning(
+            "same documents",
+            f"{pair.message}: passes and repeats are counted for each entry alone",
+        )
+        for pair in shared_corpora(trace)[:MAX_SAID]
+    ]
+    return structs.replace(report, warnings=(*warnings_of(report), *same))
 
 
 def _total(split: Trace, samples: int | None) -> int:

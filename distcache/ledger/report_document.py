@@ -22,10 +22,9 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int  # tokens of them
     trained_tokens: int  # tokens that are inputs, over all visits
     passes: float  # tokens that are trained on, of those that there are
-    most_passes: float | None = None  # the same of the document that is seen most
-    # tokens by which documents are inputs less than once; more are never inputs, where a part of a
-    # document is seen twice
-    tokens_never: int
+    # the same of the document that is seen most, in the mean over its tokens
+    most_passes: float | None = None
+    tokens_never: int  # tokens that are never inputs
     # Documents by how often they are seen: never, in part, once, twice and so on; the last number
     # is of all that are seen as often as that, or more often
     visits: tuple[int, ...]

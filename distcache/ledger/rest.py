@@ -13,18 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.cache.split_members import dataset_count
+from distcache.corpus.ancestry import root_of_view
 from distcache.corpus.corpus import CorpusFacts, open_examined
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import Idx, unused_name
 from distcache.corpus.receipt import Receipt, tokenizers_of
+from distcache.corpus.same_documents import Part, same_documents
 from distcache.corpus.source_rows import grouped
 from distcache.edit.view_writer import Kept, View, find_tokens, origin_of_view
 from distcache.errors import ConfigError
 from distcache.ingest.document_buffer import Counts
 from distcache.ingest.output import Output
 from distcache.kernels import Section
+from distcache.ledger.consumed import Consumed
 from distcache.ledger.megatron_files import MegatronFiles
-from distcache.ledger.rest_pieces import Cover, Pieces, Visits, visits_of
+from distcache.ledger.rest_pieces import Cover, Pieces, Visits, added, visits_in_root, visits_of
 from distcache.ledger.steps import Sampling
 from distcache.ledger.trace import Trace
 from distcache.plan.config import SPLITS
@@ -97,10 +100,10 @@ TOO_OFTEN = f"tokens were inputs more than {MAX_VISITS} times, which is more tha
 
 
 class Trained(NamedTuple):
-    """The train split of a cache, and the samples of it that were consumed."""
+    """The train split of a cache, and what was consumed of it."""
 
     split: Trace
-    samples: int
+    consumed: Consumed
 
 
 class _Corpus(NamedTuple):
@@ -181,29 +184,36 @@ def write_rest(
     first = trained[0].split
     known = _corpora(trained, options.sampling)
     facts = require_sound(SerialCommunicator(), list(known), threads)
+    views = _views_of_others(known, facts)
     with may_write(Path(directory), "choose another --out"):
         make_directories(Path(directory))
     used: set[str] = set()
     after = tuple(
-        {"cache": str(one.split.cache.path), "key": one.split.cache.key, "samples": one.samples}
+        {"cache": str(one.split.cache.path), "key": one.split.cache.key}
+        | {"samples": one.consumed.samples, **_without_skipped(one.consumed)}
         for one in trained
     )
     described = {
-        "after": [{"key": one["key"], "samples": one["samples"]} for one in after],
+        "after": [{name: one[name] for name in one if name != "cache"} for one in after],
         "order": msgspec.to_builtins(options.sampling),
         "partial": options.partial,
     }
     corpora = []
     blends: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for place, corpus in known.items():
+        if place in views:
+            advance(1)
+            continue
         out = os.path.join(directory, unused_name(corpus.name, used))
+        own = [view for view, root in views.items() if root == place]
         try:
             with first.checked():
-                begin, end = corpus.sequences
-                visits = visits_of(corpus.sections, begin, end - begin)
+                visits = _visits(place, known, facts, own)
         except OverflowError as error:
             raise ConfigError(f"{place}: {TOO_OFTEN}") from error
-        made = _write_one(facts[place], out, visits, corpus, options, described)
+        weights = [weight for name in (place, *own) for weight in known[name].weights]
+        together = corpus._replace(weights=weights)
+        made = _write_one(facts[place], out, visits, together, options, described)
         corpora.append(made)
         if made.view is not None:
             weight = {} if made.weight is None else {"weight": made.weight}
@@ -227,6 +237,59 @@ def write_rest(
     return rest
 
 
+def _views_of_others(known: dict[str, _Corpus], facts: dict[str, CorpusFacts]) -> dict[str, str]:
+    """Return the corpora that are views of others of the same caches, with these.
+
+    Raises
+    ------
+    ConfigError
+        If others have documents in common, which would be left twice.
+    """
+    roots = {os.path.realpath(place): place for place in known if not facts[place].view}
+    found = {
+        place: roots[root]
+        for place in known
+        if facts[place].view
+        for root in [os.path.realpath(root_of_view(place))]
+        if root in roots
+    }
+    others = [place for place in known if place not in found]
+    parts = [Part(facts[place], *known[place].sequences) for place in others]
+    if (shared := next(same_documents(parts, None), None)) is not None:
+        raise ConfigError(
+            f"{others[shared.other]}: {shared.documents:,} of its documents are the same as in "
+            f"{others[shared.one]}, and what is left of these would be left twice; train on one "
+            "of the two"
+        )
+    return found
+
+
+def _visits(
+    place: str,
+    known: dict[str, _Corpus],
+    facts: dict[str, CorpusFacts],
+    views: Sequence[str],
+) -> Visits:
+    """Return how often the sequences of a corpus were visited, also as those of views of it."""
+    begin, end = known[place].sequences
+    visits = visits_of(known[place].sections, begin, end - begin)
+    for view in views:
+        first, last = known[view].sequences
+        of_view = visits_of(known[view].sections, first, last - first)
+        idx, root = open_examined(facts[view]), open_examined(facts[place])
+        there = visits_in_root(of_view, idx, first, root)
+        outside = len(there.sequences) and (
+            there.sequences[0] < begin or there.sequences[-1] >= end
+        )
+        if outside:
+            raise ConfigError(
+                f"{view}: has documents of {place} that are not in its train split, so that what "
+                "is left of them is not known; train on views that have documents of it alone"
+            )
+        visits = added(visits, there.between(begin, end))
+    return visits
+
+
 def _require_left(corpora: Sequence[RestOfCorpus]) -> None:
     """Refuse that nothing is left of any corpus."""
     if any(one.view is not None for one in corpora):
@@ -241,9 +304,15 @@ def _require_left(corpora: Sequence[RestOfCorpus]) -> None:
     )
 
 
-def _visited(split: Trace, samples: int, sampling: Sampling) -> list[NDArray[np.uint16]]:
+def _without_skipped(consumed: Consumed) -> dict[str, Any]:
+    """Return the ranges of samples that training has learned from, if it skipped others."""
+    learned = list(consumed.learned())
+    return {"learned": learned} if len(learned) != 1 or learned[0][0] else {}
+
+
+def _visited(split: Trace, consumed: Consumed, sampling: Sampling) -> list[NDArray[np.uint16]]:
     """Return how often each row of each member was visited."""
-    order = sampling.order(split.size)
+    order, samples = sampling.order(split.size), consumed.samples
     if samples < 0 or (not order.repeats and samples > split.size):
         raise ConfigError(
             f"{samples} samples: {split.cache.path} has {split.size} in its train split"
@@ -252,8 +321,13 @@ def _visited(split: Trace, samples: int, sampling: Sampling) -> list[NDArray[np.
         np.zeros(int(split.cache.table("sections")["samples"][row]), np.uint32)
         for row, _ in split.pairs
     ]
-    for begin in range(0, samples, BLOCK_POSITIONS):
-        positions = order.ids(begin, min(begin + BLOCK_POSITIONS, samples))
+    blocks = (
+        (begin, min(begin + BLOCK_POSITIONS, high))
+        for low, high in consumed.learned()
+        for begin in range(low, high, BLOCK_POSITIONS)
+    )
+    for begin, end in blocks:
+        positions = order.ids(begin, end)
         members, numbers = split.look_up(positions)
         with split.checked():
             if min(members.min(), numbers.min()) < 0:
@@ -280,8 +354,8 @@ def _visited(split: Trace, samples: int, sampling: Sampling) -> list[NDArray[np.
 def _corpora(trained: Sequence[Trained], sampling: Sampling) -> dict[str, _Corpus]:
     """Return the corpora of caches, by their places; the first cache has all of them."""
     found: dict[str, _Corpus] = {}
-    for number, (split, samples) in enumerate(trained):
-        rows = _visited(split, samples, sampling)
+    for number, (split, consumed) in enumerate(trained):
+        rows = _visited(split, consumed, sampling)
         for member, (row, source) in enumerate(split.pairs):
             place, entry = split.place(source), split.cache.table("sections")[row]
             here = int(entry["begin"]), int(entry["end"])

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.corpus.idx import Idx
 from distcache.kernels import Section, find_visits
 
 BLOCK_SEQUENCES: Final = 1 << 20  # sequences
@@ -75,6 +76,58 @@ def visits_of(sections: list[tuple[Section, NDArray[np.uint16]]], first: int, co
     sequences, begins, ends, times = (np.concatenate(parts) for parts in zip(*found, strict=True))
     order = np.argsort(sequences, kind="stable")
     return Visits(whole, sequences[order], begins[order], ends[order], times[order])
+
+
+def visits_in_root(visits: Visits, view: Idx, first: int, root: Idx) -> Visits:
+    """Return the visits of a view as those of the corpus into which it points.
+
+    Parameters
+    ----------
+    visits : Visits
+        Visits of the view's sequences from `first` on.
+    view, root : Idx
+        Indices of the view and of the corpus.
+    first : int
+        First sequence of the view's range.
+
+    Raises
+    ------
+    IndexError
+        If a sequence of the view is no part of one of the corpus.
+    """
+    seen = np.flatnonzero(visits.whole)
+    lengths = view.lengths[first : first + len(visits.whole)].astype(np.int64)
+    zero = np.zeros(len(seen), np.int64)
+    sequences = np.concatenate([seen, visits.sequences])
+    begins = np.concatenate([zero, visits.begins])
+    ends = np.concatenate([lengths[seen], visits.ends])
+    times = np.concatenate([visits.whole[seen], visits.times])
+    offsets = view.offsets[first + sequences] // view.item_size + begins
+    starts = root.offsets // root.item_size
+    numbers = np.searchsorted(starts, offsets, "right") - 1
+    begins, ends = offsets - starts[numbers], offsets - starts[numbers] + ends - begins
+    if len(numbers) and (numbers.min() < 0 or (ends > root.lengths[numbers]).any()):
+        raise IndexError("a sequence of a view is no part of a sequence of its corpus")
+    order = np.argsort(numbers, kind="stable")
+    whole = np.zeros(len(root.lengths), np.uint16)
+    parts = (begins[order].astype(np.int32), ends[order].astype(np.int32), times[order])
+    return Visits(whole, numbers[order], *parts)
+
+
+def added(one: Visits, other: Visits) -> Visits:
+    """Return the visits of the same sequences together."""
+    whole = one.whole.astype(np.uint32) + other.whole
+    if int(whole.max(initial=0)) > np.iinfo(np.uint16).max:
+        raise OverflowError
+    sequences = np.concatenate([one.sequences, other.sequences])
+    order = np.argsort(sequences, kind="stable")
+    return Visits(
+        whole.astype(np.uint16),
+        sequences[order],
+        np.concatenate([one.begins, other.begins])[order],
+        np.concatenate([one.ends, other.ends])[order],
+        np.concatenate([one.times, other.times])[order],
+    )
 
 
 class Pieces(NamedTuple):
@@ -220,7 +273,7 @@ class Cover:
         level, more = 1, True
         while more:
             more = False
-            for pieces in self._blocks():
+            for pieces in self.pieces():
                 remaining = pieces._replace(times=wanted - pieces.times)
                 more |= bool((remaining.times > level).any())
                 runs = runs_left(remaining, level)
@@ -238,7 +291,7 @@ class Cover:
             found += (len(tokens), tokens.sum(), whole.sum(), tokens[whole].sum())
         return LeftCounts(*found.tolist())
 
-    def _blocks(self) -> Iterator[Pieces]:
+    def pieces(self) -> Iterator[Pieces]:
         """Yield the pieces of successive sequences, with how often they were inputs."""
         for number, pieces in enumerate(self._kept):
             wide = Pieces(*(values.astype(np.int64) for values in pieces))

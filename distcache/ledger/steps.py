@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from distcache.errors import ConfigError
 from distcache.megatron.batch_sizes import batch_sizes, global_batch_size
-from distcache.megatron.run_options import RunOptions, run_of_log
+from distcache.megatron.run_options import RunOptions
 from distcache.megatron.sampling import Cyclic, FullValidation, Order, Sequential, Sharded
-from distcache.megatron.training_log import LoggedJob, logged_value
 from distcache.megatron.training_options import Training, require_counts
 
 MAX_STEPS = 1 << 28
@@ -108,7 +107,8 @@ class Steps:
     Attributes
     ----------
     numbers : ndarray of int64, shape (steps,)
-        Megatron's number of each iteration, from 1; of validation, that after which it is.
+        Megatron's number of each iteration, from 1; of validation, that after which it is; negative
+        for samples whose iteration nobody knows.
     begins, ends : ndarray of int64, shape (steps,)
         Range of places.
     skipped : ndarray of bool, shape (steps,)
@@ -116,7 +116,7 @@ class Steps:
     rolled_back : ndarray of bool, shape (steps,)
         Whether a later job began again before it.
     jobs : ndarray of int32, shape (steps,)
-        Job of each step: its number in the logs, from 0.
+        Job of each step: its number in the logs, from 0; negative where it is not known.
     """
 
     numbers: NDArray[np.int64]
@@ -145,6 +145,12 @@ class Steps:
             np.zeros(count, np.int32),
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Steps]) -> Steps:
+        """Return the steps of all parts, in their order."""
+        columns = ([getattr(part, field.name) for part in parts] for field in fields(cls))
+        return cls(*map(np.concatenate, columns))
+
     def take(self, chosen: NDArray[Any]) -> Steps:
         """Return some of the steps."""
         return Steps(*(getattr(self, field.name)[chosen] for field in fields(self)))
@@ -162,10 +168,28 @@ class Steps:
             Samples of the run before the first of the cache.
         total : int or None
             Places that the cache has; None if they repeat.
+
+        Raises
+        ------
+        ConfigError
+            If a step has samples before the first of the cache and samples of it.
         """
+        across = np.flatnonzero((self.begins < begin_at) & (self.ends > begin_at))
+        if len(across):
+            begin, end = int(self.begins[across[0]]), int(self.ends[across[0]])
+            raise ConfigError(
+                f"--begin-at {begin_at}: is within step {self.numbers[across[0]]} of the run, of "
+                f"samples {begin} to {end - 1}: give the first sample of a step"
+            )
         shifted = replace(self, begins=self.begins - begin_at, ends=self.ends - begin_at)
         inside = shifted.begins >= 0
         return shifted.take(inside if total is None else inside & (shifted.ends <= total))
+
+    def clipped(self, begin_at: int, total: int | None) -> Steps:
+        """Return what steps take of places of a cache; arguments as of `within`."""
+        begins = np.maximum(self.begins - begin_at, 0)
+        ends = self.ends - begin_at if total is None else np.minimum(self.ends - begin_at, total)
+        return replace(self, begins=begins, ends=ends).take(begins < ends)
 
 
 def training_steps(training: Training, count: int, skipped: Sequence[int] = ()) -> Steps:
@@ -191,7 +215,7 @@ def steps_within(options: RunOptions, places: int) -> Steps:
     ConfigError
         If an option is missing, or Megatron would refuse it.
     """
-    training, skipped = options.training, options.iterations_to_skip
+    training, skipped = options.training, options.skipped()
     if training.train_iters:
         return training_steps(training, training.train_iters, skipped)
     limit = training.train_samples or places
@@ -245,106 +269,8 @@ def evaluation_steps(training: Training, count: int, total: int, sampling: Sampl
         batch = training.eval_global_batch_size or global_batch_size(training)
         size = batch * (training.eval_iters or 0)
     if size < 1:
-        raise ConfigError("--eval-iters: 0: there is no validation")
+        raise ConfigError(f"--eval-iters: {training.eval_iters or 0}: there is no validation")
     first = (training.start_eval_at_iter or 0) // training.eval_interval
     numbers = np.arange(first + 1, first + count + 1, dtype=np.int64) * training.eval_interval
     ends = np.arange(1, count + 1, dtype=np.int64) * size
     return Steps.of(numbers, ends, np.full(count, size, np.int64))
-
-
-def logged_steps(jobs: Sequence[LoggedJob]) -> tuple[Steps, list[str]]:
-    """Return the steps of the jobs of a run, in their order, as their logs say them.
-
-    Lines need not be of every iteration: those between have the batch size of the line after them,
-    if that fits the samples that were consumed, or the sizes that the logged options give.
-
-    Returns
-    -------
-    steps : Steps
-        Iterations that a later job did again occur twice.
-    notes : list of str
-        Iterations whose samples are not known.
-    """
-    parts: list[Steps] = []
-    notes: list[str] = []
-    consumed_at = {0: 0}
-    for job in jobs:
-        begin = _begin(job, consumed_at)
-        for part in parts:
-            part.rolled_back[part.numbers > begin] = True
-        parts.append(_steps_of_job(job, begin, consumed_at.get(begin), notes))
-        parts[-1].jobs[:] = len(parts) - 1
-        consumed_at |= dict(zip(parts[-1].numbers.tolist(), parts[-1].ends.tolist(), strict=True))
-    joined = (np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(Steps))
-    return Steps(*joined), notes
-
-
-def _begin(job: LoggedJob, consumed_at: dict[int, int]) -> int:
-    """Return the iteration after which a job began, after jobs that had these iterations."""
-    first = job.iterations[0]
-    if job.begin is not None:
-        return job.begin
-    if len(consumed_at) == 1:  # the run's beginning, or its log was cut
-        whole = job.arguments or first.consumed == first.iteration * first.batch
-        return 0 if whole else first.iteration - 1
-    # Its log does not have the line of a checkpoint: a line is for some iterations, at most.
-    interval = job.iterations[1].iteration - first.iteration if len(job.iterations) > 1 else 1
-    known = logged_value(job, "log_interval")
-    interval = known if isinstance(known, int) and known > 0 else interval
-    if first.iteration <= interval:
-        return 0
-    fitting = [
-        iteration
-        for iteration, consumed in consumed_at.items()
-        if first.iteration - interval <= iteration < first.iteration
-        and consumed + (first.iteration - iteration) * first.batch == first.consumed
-    ]
-    return max(fitting, default=first.iteration - 1)
-
-
-def _steps_of_job(job: LoggedJob, begin: int, consumed: int | None, notes: list[str]) -> Steps:
-    """Return the iterations of a job, with those between the lines of its log."""
-    options = run_of_log(job)
-    lines = np.array(job.iterations, np.int64)
-    if int(lines[-1, 0]) - begin > MAX_STEPS:
-        raise ConfigError(
-            f"{job.path}: has iterations {begin} to {lines[-1, 0]}, more than the {MAX_STEPS:,} "
-            "of a job that are read"
-        )
-    first = int(lines[0, 1] - (lines[0, 0] - begin) * lines[0, 2])
-    if consumed is None and first == begin * lines[0, 2]:
-        consumed = first  # of a checkpoint whose job is not among the logs
-    numbers = np.concatenate([[begin], lines[:, 0]])
-    ends = np.concatenate([[-1 if consumed is None else consumed], lines[:, 1]])
-    counts, sizes = np.diff(numbers), lines[:, 2]
-    regular = np.diff(ends) == counts * sizes
-    regular[0] &= consumed is not None
-    if not regular.all():
-        by_options = _by_options(options.training, int(numbers[-1]))
-        if by_options is not None and (np.cumsum(by_options)[numbers[1:] - 1] == ends[1:]).all():
-            own = np.arange(begin + 1, len(by_options) + 1, dtype=np.int64)
-            skipped = options.iterations_to_skip
-            return Steps.of(own, np.cumsum(by_options)[begin:], by_options[begin:], skipped)
-        notes += [
-            f"{job.path}: iterations {numbers[place] + 1} to {numbers[place + 1] - 1}: batch sizes "
-            "changed between two lines, and which samples they took is not known: log every "
-            "iteration (--log-interval 1)"
-            for place in np.flatnonzero(~regular & (counts > 1)).tolist()
-        ]
-        counts[~regular] = 1
-    left = np.repeat(np.cumsum(counts) - 1, counts) - np.arange(counts.sum())
-    sizes = np.repeat(sizes, counts)
-    return Steps.of(
-        np.repeat(numbers[1:], counts) - left,
-        np.repeat(ends[1:], counts) - left * sizes,
-        sizes,
-        options.iterations_to_skip,
-    )
-
-
-def _by_options(training: Training, count: int) -> NDArray[np.int64] | None:
-    """Return the sizes of the first batches by the logged options, if they say them."""
-    try:
-        return batch_sizes(training, count)
-    except ConfigError:
-        return None

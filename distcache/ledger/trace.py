@@ -267,8 +267,8 @@ class Trace(SplitMembers):
         wanted = np.unique(np.atleast_1d(np.asarray(documents, np.int64)))
         if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < len(bounds) - 1:
             raise ConfigError(
-                f"{self.corpora[source]}: has {len(bounds) - 1} documents, and not numbers "
-                f"{wanted[0]} to {wanted[-1]}"
+                f"{self.corpora[source]}: has {len(bounds) - 1} documents, with numbers from 0, "
+                f"and not {wanted[0]} to {wanted[-1]}"
             )
         begins = np.asarray(bounds[wanted], np.int64)
         counts = np.asarray(bounds[wanted + 1], np.int64) - begins
@@ -311,8 +311,8 @@ class Trace(SplitMembers):
         sequences = np.asarray(sequences, np.int64)
         if len(sequences) and not 0 <= sequences.min() <= sequences.max() < count:
             raise ConfigError(
-                f"{self.cache.prefixes[source]}: has {count} sequences, and not numbers "
-                f"{sequences.min()} to {sequences.max()}"
+                f"{self.cache.prefixes[source]}: has {count} sequences, with numbers from 0, and "
+                f"not {sequences.min()} to {sequences.max()}"
             )
         flags = np.zeros(-(-count // 64) * 64, np.uint8)
         flags[sequences] = 1
@@ -352,7 +352,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def trace(
     cache: str | Path,
-    split: str = "train",
+    split: str | None = "train",
     *,
     dataset: int = 0,
     prefixes: Mapping[str, str] | None = None,
@@ -364,8 +364,8 @@ def trace(
     cache : path
         Path of the cache; or a directory with Megatron's own `.npy` files, or the start of the
         names of a blend or dataset in it.
-    split : str
-        "train", "valid" or "test".
+    split : str or None
+        "train", "valid" or "test"; None for the first that the cache has.
     dataset : int
         Number of the validation set, where there are several.
     prefixes : mapping of str to str, or None
@@ -381,7 +381,8 @@ def trace(
     """
     moves = moves_of(prefixes.items()) if prefixes else moves_from([], os.environ)
     if not is_url(cache) and (Path(cache).is_dir() or is_stem(Path(cache))):
+        split = split or "train"
         return Trace(MegatronFiles(Path(cache), split, moves), split, dataset)
     opened = open_cache(cache)
     opened.moves = moves
-    return Trace(opened, split, dataset)
+    return Trace(opened, split or opened.splits[0], dataset)

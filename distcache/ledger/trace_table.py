@@ -101,7 +101,9 @@ def columns_of(found: StepSamples, trace: Trace, names: Iterable[str]) -> dict[s
     columns["split"] = Words(np.zeros(len(traced.sequences), np.int32), [trace.split])
     if found.steps is not None:
         rows, steps = np.repeat(found.rows, counts), found.steps
-        own: list[NDArray[Any]] = [steps.numbers, steps.jobs, steps.skipped, steps.rolled_back]
+        known = steps.numbers > 0
+        flags = (np.where(known, flag, -1) for flag in (steps.skipped, steps.rolled_back))
+        own: list[NDArray[Any]] = [steps.numbers, steps.jobs, *flags]
         for name, values in zip(STEP_COLUMNS, own, strict=True):
             columns[name] = values[rows]
     columns["position"] = np.repeat(traced.positions, counts)
@@ -155,10 +157,8 @@ def _values(column: Column, kind: str, count: int) -> list[Any]:
         return [None] * count
     if isinstance(column, Words):
         return [None if code < 0 else column.words[code] for code in column.codes.tolist()]
-    found = column.astype(bool).tolist() if kind == "bool" else column.tolist()
-    return [
-        None if value is not True and value is not False and value < 0 else value for value in found
-    ]
+    found = [None if value < 0 else value for value in column.tolist()]
+    return [value if value is None else bool(value) for value in found] if kind == "bool" else found
 
 
 def write_parquet(
@@ -207,10 +207,8 @@ def write_parquet(
         if isinstance(column, Words):
             codes = pa.array(column.codes, mask=column.codes < 0)
             return pa.DictionaryArray.from_arrays(codes, pa.array(column.words, pa.string()))
-        if kind == pa.bool_():
-            return pa.array(column.astype(bool))
         mask = column < 0 if column.min(initial=0) < 0 else None
-        return pa.array(column, kind, mask=mask)
+        return pa.array(column.astype(bool) if kind == pa.bool_() else column, kind, mask=mask)
 
     rows = 0
     with (

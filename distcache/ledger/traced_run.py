@@ -111,6 +111,14 @@ class TracedRun:
         for begin in range(0, len(places), CHUNK_SAMPLES):
             some = slice(begin, begin + CHUNK_SAMPLES)
             ranks = self.sampling.ranks_of(places[some] - steps.begins[rows[some]])
+            if ranks is not None:  # of an unknown step they are not known
+                micro_batches, own_ranks, slots = ranks
+                known = steps.numbers[rows[some]] > 0
+                ranks = (
+                    np.where(known, micro_batches, -1),
+                    np.where(known, own_ranks, -1),
+                    np.where(known, slots, -1),
+                )
             traced = only_wanted(self.trace.samples(own[some]), wanted)
             yield StepSamples(traced, steps, rows[some], ranks)
 

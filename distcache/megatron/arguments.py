@@ -214,6 +214,8 @@ def parse_readers(text: str) -> ParallelLayout:
         found = re.fullmatch(r"\s*(tp|cp|pp|gpus)\s*=\s*([1-9]\d{0,6})\s*", part)
         if found is None:
             raise ConfigError(f"--readers {text!r}: expected for example tp=8,pp=4,gpus=8")
+        if found[1] in fields:
+            raise ConfigError(f"--readers {text!r}: names {found[1]} twice")
         fields[found[1]] = int(found[2])
     return ParallelLayout(**fields)
 

@@ -15,6 +15,7 @@ from distcache.errors import ConfigError
 from distcache.megatron.training_options import Training, require_counts
 
 FACTORS: Final = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+MAX_BATCH: Final = 1 << 34  # samples: of `MAX_STEPS` steps they can be summed up
 MAX_RAMP_BATCHES: Final = 100_000_000  # batches
 
 
@@ -37,6 +38,8 @@ def global_batch_size(training: Training) -> int:
             "times the ranks that have a model of their own: give both, the second as "
             "--data-parallel-size"
         )
+    if batch > MAX_BATCH:
+        raise ConfigError(f"--global-batch-size: {batch}: is more than {MAX_BATCH:,} samples")
     return batch
 
 
@@ -106,8 +109,10 @@ def batch_size_steps(training: Training) -> list[tuple[int, int]]:
             f"--step-batch-size-schedule: {text!r}: expected a batch size from 0 on, and no two "
             "from the same sample on"
         )
-    if min(size for _, size in steps) < 1:
-        raise ConfigError(f"--step-batch-size-schedule: {text!r}: a batch size is below 1")
+    if not 1 <= min(size for _, size in steps) <= max(size for _, size in steps) <= MAX_BATCH:
+        raise ConfigError(
+            f"--step-batch-size-schedule: {text!r}: expected batch sizes from 1 to {MAX_BATCH:,}"
+        )
     return steps
 
 

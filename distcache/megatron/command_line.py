@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn, get_args
 
 import msgspec
@@ -16,9 +17,11 @@ from distcache.errors import ConfigError, NotReady
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, one_release
 from distcache.megatron.training_options import Arithmetic, Training
 from distcache.plan.config import BlendArithmetic
-from distcache.storage.files import read_file
+from distcache.storage.files import read_text
 
-MAX_COMMAND_BYTES: Final = 1 << 24  # bytes of a file with a command
+MAX_COMMAND_BYTES: Final = 1 << 22  # bytes of a file with a command
+MAX_WORD: Final = 1 << 17  # characters of a word; Linux starts no program with a longer one
+MAX_SAID: Final = 200  # characters of words that a message repeats
 LISTS: Final[dict[str, dict[str, Any]]] = {
     "--rampup-batch-size": {"nargs": 3, "type": int},
     "--tokenizer-special-tokens": {"nargs": "+"},
@@ -39,9 +42,12 @@ WORD_PART: Final = re.compile(
     r"""|(?P<end>&&|\|\||\|&?|;|(?<!>)&(?!>))|[^'"\\#;&|]+|.""",
     re.DOTALL,
 )
+WORD: Final = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\])+""", re.DOTALL)
 # What sends the output of a command elsewhere.
 REDIRECTION: Final = re.compile(r"(?:\d|&)?>>?(?:&\d|&-)?")
 OPTION: Final = re.compile(r"-+[A-Za-z_]")  # negative numbers are values
+VARIABLE: Final = re.compile(r"\$[\w{(]")
+WHOLE_VARIABLE: Final = re.compile(r"(\$\w+|\$\{[^}]*\}|\$\(.*\))+")
 SIMILARITY: Final = (
     0.9,
     0.95,
@@ -81,15 +87,58 @@ def _data_parser() -> _Parser:
 def _own_parser() -> _Parser:
     """Return a parser of the options that Megatron does not have."""
     parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--mixed-tokenizers", action="store_true")
-    parser.add_argument("--tokenizer-description", help="a description.txt that Megatron wrote")
-    parser.add_argument("--megatron", type=_release)
-    parser.add_argument("--arithmetic", choices=get_args(Arithmetic), default="megatron")
-    parser.add_argument("--blend-arithmetic", choices=get_args(BlendArithmetic), default="separate")
-    parser.add_argument("--data-parallel-size", type=int)
-    parser.add_argument("--iteration", type=int, default=0)
-    parser.add_argument("--eval-at-step-zero", action="store_true")
+    parser.add_argument(
+        "--megatron",
+        type=_release,
+        metavar="RELEASE",
+        help="Release of Megatron whose arithmetic and file names count, such as 0.19.",
+    )
+    parser.add_argument(
+        "--data-parallel-size",
+        type=int,
+        metavar="N",
+        help="Ranks that share a global batch, if the command gives only --micro-batch-size.",
+    )
+    parser.add_argument(
+        "--iteration",
+        type=int,
+        default=0,
+        metavar="N",
+        help="First iteration of a later phase of --phase-transition-iterations.",
+    )
+    parser.add_argument(
+        "--arithmetic",
+        choices=get_args(Arithmetic),
+        default="megatron",
+        help="Program that asks for samples: Megatron-LM, or Megatron-Bridge.",
+    )
+    parser.add_argument(
+        "--eval-at-step-zero",
+        action="store_true",
+        help="Megatron-Bridge validates before the first step.",
+    )
+    parser.add_argument(
+        "--blend-arithmetic",
+        choices=get_args(BlendArithmetic),
+        default="separate",
+        help="Rounding of blends: fused if you train on AArch64.",
+    )
+    parser.add_argument(
+        "--tokenizer-description",
+        metavar="FILE",
+        help="A description.txt that Megatron wrote, in the place of options of the tokenizer.",
+    )
+    parser.add_argument(
+        "--mixed-tokenizers",
+        action="store_true",
+        help="Allow corpora whose receipts name different tokenizers.",
+    )
     return parser
+
+
+def own_options() -> list[argparse.Action]:
+    """Return the options of a training command that Megatron does not have."""
+    return _own_parser()._actions
 
 
 def _release(text: str) -> Release:
@@ -118,8 +167,10 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> 
 
 
 # Options that say which data is used, and flags among them that are on by default.
-DATA_KEYS: Final = {action.dest for action in _data_parser()._actions}
-ON_BY_DEFAULT: Final = {action.dest for action in _data_parser()._actions if action.const is False}
+_DATA_ACTIONS: Final = tuple(_data_parser()._actions)
+DATA_KEYS: Final = {action.dest for action in _DATA_ACTIONS}
+DATA_OPTIONS: Final = frozenset(name for action in _DATA_ACTIONS for name in action.option_strings)
+ON_BY_DEFAULT: Final = {action.dest for action in _DATA_ACTIONS if action.const is False}
 
 
 def is_command(words: Sequence[str]) -> bool:
@@ -142,7 +193,7 @@ def require_command(words: Sequence[str]) -> None:
         )
 
 
-def parse(words: Sequence[str], near: Collection[str] = ()) -> argparse.Namespace:
+def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse a training command.
 
     Parameters
@@ -150,8 +201,6 @@ def parse(words: Sequence[str], near: Collection[str] = ()) -> argparse.Namespac
     words : sequence of str
         Options; or a whole command, of which all before the script is dropped, but for options
         that Megatron does not have; or ``@FILE`` with such a command.
-    near : collection of str
-        Further options of which a misspelt one is an error: those of the command that asks.
 
     Returns
     -------
@@ -170,7 +219,10 @@ def parse(words: Sequence[str], near: Collection[str] = ()) -> argparse.Namespac
     before, after = _around_script(words)
     parser = _data_parser()
     own = _own_parser().parse_known_args(before)[0]
-    options, unknown = parser.parse_known_args(_without_others(after, parser, near))
+    read = _without_others(after, parser)
+    if variables := [word for word in read if VARIABLE.search(word)]:
+        raise ConfigError(_not_expanded(variables))
+    options, unknown = parser.parse_known_args(read)
     if unknown:
         raise ConfigError(f"unknown option or word: {' '.join(unknown)}")
     options.seq_length = options.seq_length or options.encoder_seq_length
@@ -181,6 +233,14 @@ def parse(words: Sequence[str], near: Collection[str] = ()) -> argparse.Namespac
     _own_parser().parse_known_args(before, options)
     _require_gpt_data(options)
     return options
+
+
+def named_options(words: Sequence[str]) -> set[str]:
+    """Return the names of the options that a command's words name, as `parse` gives them."""
+    before, after = _around_script(words)
+    known = {**_own_parser()._option_string_actions, **_data_parser()._option_string_actions}
+    named = (known.get(word.partition("=")[0]) for word in (*before, *after))
+    return {action.dest for action in named if action is not None}
 
 
 def _require_gpt_data(options: argparse.Namespace) -> None:
@@ -200,18 +260,17 @@ def _require_gpt_data(options: argparse.Namespace) -> None:
         raise ConfigError("--dataloader-type external: the script brings its own data: no index")
 
 
-def _without_others(
-    words: Sequence[str], parser: argparse.ArgumentParser, near: Collection[str]
-) -> list[str]:
+def _without_others(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """Return the words without options that are not read, and the words after them."""
     left: list[str] = []
     dropping = False
-    read = [name for name in parser._option_string_actions if name.startswith("--")]
+    read = tuple(name for name in parser._option_string_actions if name.startswith("--"))
+    misspelt = functools.cache(meant_option)
     for word in words:
         name = word.partition("=")[0]
         if OPTION.match(word) is not None:
             dropping = name not in parser._option_string_actions
-            meant = _misspelt(name, (*read, *near)) if dropping else None
+            meant = misspelt(name, read) if dropping else None
             if meant is not None and name != LOOKS_MISSPELT:
                 raise ConfigError(f"unknown option or word: {word}; did you mean {meant}?")
         if not dropping:
@@ -219,17 +278,18 @@ def _without_others(
     return left
 
 
-def _misspelt(name: str, known: Iterable[str]) -> str | None:
+def meant_option(name: str, known: tuple[str, ...]) -> str | None:
     """Return the option that an unknown one is like: a letter or two aside, or with underscores."""
     dashed = name.replace("_", "-")
+    least = SIMILARITY[len(dashed) >= LONG_OPTION]
     for other in known:
         same_length = len(dashed) == len(other)
         differing = sum(a != b for a, b in zip(dashed, other, strict=False))
+        matcher = difflib.SequenceMatcher(None, dashed, other)
         if (
             dashed == other
             or (same_length and (differing == 1 or sorted(dashed) == sorted(other)))
-            or difflib.SequenceMatcher(None, dashed, other).ratio()
-            >= SIMILARITY[len(dashed) >= LONG_OPTION]
+            or (matcher.real_quick_ratio() >= least and matcher.ratio() >= least)
         ):
             return other
     return None
@@ -292,22 +352,36 @@ def _no_script(words: Sequence[str]) -> str:
             return f"{name} {names[place + 1]}: unpack the quoted command: write its words after --"
     if "-m" in words:
         return "-m: names a module; give the path of its script, such as pretrain_gpt.py"
-    return f"unknown option or word: {' '.join(words)}; a training command has a script, as x.py"
+    said = " ".join(words)
+    said = said if len(said) <= MAX_SAID else f"{said[:MAX_SAID]}..."
+    return f"unknown option or word: {said}; a training command has a script, as x.py"
 
 
 def _words_of(word: str) -> list[str]:
     """Return the words of a file, as a shell separates them; it expands nothing."""
     path = word[1:]
     try:
-        text = read_file(path, MAX_COMMAND_BYTES).decode("utf-8-sig")
-        words = shlex.split(_without_comments(text.replace("\r\n", "\n")))
+        text = _without_comments(read_text(path, MAX_COMMAND_BYTES).replace("\r\n", "\n"))
+        # shlex takes time by the square of a word's length.
+        if any(len(word[0]) > MAX_WORD for word in WORD.finditer(text)):
+            raise ValueError(f"has a word of more than {MAX_WORD:,} characters")
+        words = shlex.split(text)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such file of a training command") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    if variables := [found for found in words if re.search(r"\$[\w{(]", found)]:
-        raise ConfigError(f"{path}: write the value of {', '.join(variables)}: no shell expands it")
+    # Each may stand for options that are read; within other text it is the value of one option.
+    if whole := [found for found in words if WHOLE_VARIABLE.fullmatch(found)]:
+        raise ConfigError(f"{path}: {_not_expanded(whole)}")
     return _command_of(words)
+
+
+def _not_expanded(words: Sequence[str]) -> str:
+    """Return what is said of variables, which only a shell expands."""
+    return (
+        f"write the value of {', '.join(words)}: no shell expands it; or put `echo` before the "
+        "launcher of the script, run it, and give what it prints"
+    )
 
 
 def _without_comments(text: str) -> str:

@@ -11,7 +11,7 @@ import io
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -82,6 +82,7 @@ def export(
     naming: Naming = Naming(),  # noqa: B008  frozen
     threads: int = 2,
     objects: Path | None = None,
+    advance: Callable[[float], None] = lambda _: None,
 ) -> Exported:
     """Write the ``.npy`` files that Megatron looks for.
 
@@ -104,6 +105,8 @@ def export(
         Sections or blends that are written at a time.
     objects : Path or None
         Argument of `megatron_arguments`.
+    advance : callable
+        Receiver of the share of the arrays that is written.
 
     Returns
     -------
@@ -144,9 +147,15 @@ def export(
         _claim(directory, result, cache, wanted)
         _sweep(directory)
         _require_no_directories(directory, wanted)
-        written = pool.map(
-            lambda entries: _write_entries(cache, entries, directory), _by_arrays(wanted)
-        )
+        groups = _by_arrays(wanted)
+        whole = sum(_nbytes(entries) for entries in groups) or 1
+
+        def write(entries: list[NamedArrays]) -> list[str]:
+            names = _write_entries(cache, entries, directory)
+            advance(_nbytes(entries) / whole)
+            return names
+
+        written = pool.map(write, groups)
         files = [name for names in written for name in names]
         for path, text in settings.files.items():
             with atomic_write(path) as stream:
@@ -291,6 +300,11 @@ def _by_arrays(files: Iterable[NamedArrays]) -> list[list[NamedArrays]]:
         views = (number for view in file.arrays.values() for number in (view.offset, *view.shape))
         found.setdefault(tuple(views), []).append(file)
     return list(found.values())
+
+
+def _nbytes(entries: Sequence[NamedArrays]) -> int:
+    """Return the bytes of arrays under several names, each once."""
+    return sum(view.nbytes for view in entries[0].arrays.values())
 
 
 def _write_entries(cache: Cache, entries: list[NamedArrays], directory: Path) -> list[str]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar, get_args
 
 import msgspec
@@ -21,6 +20,8 @@ from distcache.megatron.samples import samples_of
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, TokenizerType
 from distcache.megatron.training_options import Training
 from distcache.plan.config import SPLITS, BlendEntry, BlendPerSplit, Config
+from distcache.plan.written_blends import require_no_names
+from distcache.storage.files import read_text
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
@@ -62,7 +63,6 @@ def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
 def config_from_options(
     words: Sequence[str],
     release: Release | None = None,
-    near: Collection[str] = (),
 ) -> Config:
     """Make a configuration from a training command.
 
@@ -73,8 +73,6 @@ def config_from_options(
         `distcache.megatron.command_line.parse` takes them.
     release : str or None
         Release of Megatron-Core; by default the one that the options name.
-    near : collection of str
-        Argument of `distcache.megatron.command_line.parse`.
 
     Returns
     -------
@@ -88,7 +86,7 @@ def config_from_options(
     NotReady
         If a file of options does not exist.
     """
-    options = parse(words, near)
+    options = parse(words)
     options.megatron = release or options.megatron
     common = _common_entries(options)
     per_split = _per_split_entries(options)
@@ -118,9 +116,22 @@ def config_from_options(
             raise ConfigError("--split cannot be combined with data for each split")
         fields["blend_per_split"] = msgspec.to_builtins(per_split)
     try:
-        return msgspec.convert(fields, Config)
+        config = msgspec.convert(fields, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"Megatron options: {error}") from error
+    _require_sizes_of_blends(config, options.eval_iters)
+    return config
+
+
+def _require_sizes_of_blends(config: Config, iterations: int | None) -> None:
+    """Refuse a negative number of validation samples, at which Megatron fails to blend corpora."""
+    blends = [config.blends().get(split, ()) for split in ("valid", "test")]
+    blended = any(len(blend) > 1 or any(e.weight is not None for e in blend) for blend in blends)
+    if blended and (iterations or 0) < 0:
+        raise ConfigError(
+            f"--eval-iters: {iterations}: Megatron cannot blend a negative number of samples; "
+            "give --eval-iters 0, with which it trains on the same samples"
+        )
 
 
 def _tokenizer_in(options: argparse.Namespace) -> dict[str, Any] | None:
@@ -165,6 +176,7 @@ def blend_from_words(words: Sequence[str]) -> tuple[BlendEntry, ...]:
     ConfigError
         If only some of the pairs start with a number.
     """
+    require_no_names(words)
     weights = [_number(word) for word in words[::2]]
     if len(words) % 2 == 1 or all(weight is None for weight in weights):
         return tuple(BlendEntry(word.strip()) for word in words)
@@ -220,6 +232,6 @@ def _per_split_entries(options: argparse.Namespace) -> BlendPerSplit | None:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        return read_text(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path!r}: cannot be read: {error}") from error

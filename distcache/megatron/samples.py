@@ -57,7 +57,8 @@ def samples_of(training: Training) -> Samples:
     batch = global_batch_size(training)
     evaluated = training.eval_global_batch_size or batch
     train = training.train_samples or (training.train_iters or 0) * batch
-    iterations = training.eval_iters or 0
+    # Megatron makes one pass of a corpus that is asked for fewer samples than one.
+    iterations = max(training.eval_iters or 0, 0)
     if training.phase_transition_iterations:
         train = _samples_of_phase(training, batch)
     return Samples(

@@ -13,10 +13,10 @@ from distcache.storage.threads import decodable
 Arithmetic = Literal["megatron", "bridge"]
 
 POSITIVE: Final = ("seq_length", "micro_batch_size", "data_parallel_size", "eval_global_batch_size")
+MAX_NUMBER: Final = 1 << 48  # of what an option counts
 NOT_NEGATIVE: Final = (
     "train_samples",
     "train_iters",
-    "eval_iters",
     "start_eval_at_iter",
     "iteration",
 )
@@ -65,6 +65,9 @@ def require_counts(training: Training) -> None:
     ConfigError
         Naming the option.
     """
+    for name in (*POSITIVE, *NOT_NEGATIVE, "eval_iters", "global_batch_size"):
+        if (value := getattr(training, name) or 0) > MAX_NUMBER:
+            raise ConfigError(f"--{name.replace('_', '-')}: {value}: is more than {MAX_NUMBER:,}")
     for name in POSITIVE:
         if (value := getattr(training, name)) is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: {value}: must be positive")

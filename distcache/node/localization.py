@@ -8,12 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
+import msgspec
+
 from distcache import __version__
 from distcache.corpus import bin_path
 from distcache.errors import CorpusError, DistcacheError, ObjectChanged
 from distcache.node.arriving import ArrivingChunks, cut_chunks, read_threads
 from distcache.node.manifest import CACHE, Manifest, describe, origin_of, stat_corpora
 from distcache.node.records import (
+    LocalCorpus,
     LocalizeOptions,
     NodeReport,
     Ready,
@@ -35,7 +38,7 @@ from distcache.node.staged_files import (
 from distcache.node.store import Store, sweep
 from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes
-from distcache.ranks.agreement import on_all_ranks, on_all_ranks_watched, own_share
+from distcache.ranks.agreement import on_all_ranks, on_all_ranks_watched
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.gather_rounds import Buffer, chunk_bytes, gather_rounds
 from distcache.ranks.job_environment import node_name
@@ -47,6 +50,7 @@ from distcache.storage.threads import map_in_threads
 
 SYNCS: Final = 8  # files that are synced at a time: the filesystem does them together
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 class Localization:
@@ -137,6 +141,12 @@ class Localization:
         """Run an action on local files as `on_all_ranks_watched` does. Collective."""
         return on_all_ranks_watched(self._agents, action, what)
 
+    def _share(self, items: Sequence[Item]) -> list[Item]:
+        """Return what this agent reads of shared files: one that sees none reads none."""
+        if self._agents.rank not in self._readers:
+            return []
+        return list(items[self._readers.index(self._agents.rank) :: len(self._readers)])
+
     def _bytes_of(self, blocks: Iterable[int]) -> int:
         return sum(self._manifest.blocks[number].size for number in blocks)
 
@@ -149,7 +159,7 @@ class Localization:
         shares = self._agents.allgather(
             sorted(found.files_to_confirm), list[int], "indices whose time has changed"
         )
-        own = own_share(self._agents, sorted({file for share in shares for file in share}))
+        own = self._share(sorted({file for share in shares for file in share}))
         try:
             self._on_all_agents(
                 lambda: require_same_content(self._manifest, own), "reading shared indices"
@@ -277,9 +287,8 @@ class Localization:
 
     def _require_unchanged(self) -> None:
         """Refuse corpora whose sizes have changed while they were copied. Collective."""
-        some = slice(self._agents.rank, None, self._agents.size)
         described = describe(self._manifest.contents)
-        own = list(zip(described[some], self._manifest.corpora[some], strict=True))
+        own = self._share(list(zip(described, self._manifest.corpora, strict=True)))
 
         def check() -> None:
             stats = stat_corpora([corpus for corpus, _ in own], self._options.threads)
@@ -291,6 +300,13 @@ class Localization:
                     raise ObjectChanged(bin_path(corpus.prefix))
 
         self._on_all_agents(check, "examining corpora again")
+
+    def _with_time(self, corpus: LocalCorpus) -> LocalCorpus:
+        """Return a corpus with the time of its `.bin` in the store, if it has one."""
+        if not corpus.bin_size:
+            return corpus
+        found = os.lstat(bin_path(self._store.prefix(corpus.stem)))
+        return msgspec.structs.replace(corpus, bin_modified=found.st_mtime_ns)
 
     def _mark_ready(self) -> Ready:
         """Add the links and Megatron's files, then write the ready record."""
@@ -306,7 +322,7 @@ class Localization:
             key=manifest.contents.key,
             source=manifest.source,
             size=manifest.files[CACHE].size,
-            corpora=manifest.corpora,
+            corpora=tuple(map(self._with_time, manifest.corpora)),
             request=asked,
             megatron=view,
             when=datetime.now(UTC).isoformat(timespec="seconds"),

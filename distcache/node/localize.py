@@ -274,20 +274,22 @@ def _require_separate(agents: Communicator, store: Store) -> None:
     if agents.size == 1:
         return
 
+    probe = temporary_name(store.caches / "probe")
+
     def make_probe() -> str:
-        probe = temporary_name(store.caches / "probe")
         probe.touch(0o600)
         return probe.name
 
-    probe = store.caches / on_rank_0(agents, make_probe, str, "comparing the stores")
-    seen = agents.allgather(agents.rank > 0 and probe.exists(), bool, "comparing the stores")
-    if agents.rank == 0:
-        with contextlib.suppress(OSError):  # `sweep` removes it then
-            probe.unlink()
-    if any(seen):
+    what = "comparing the stores"
+    probes = agents.allgather(on_all_ranks_watched(agents, make_probe, what), str, what)
+    others = any(name != probe.name and (store.caches / name).exists() for name in probes)
+    shared = agents.allgather(str(store.root) if others else "", str, what)
+    with contextlib.suppress(OSError):  # `sweep` removes it then
+        probe.unlink()
+    if found := [root for root in shared if root]:
         raise ConfigError(
-            f"{store.root}: is one directory for several nodes; name one on the nodes' own disks "
-            "with --store"
+            f"{found[0]}: is one directory for {len(found)} nodes; name one on the nodes' own "
+            "disks with --store"
         ).of_all_ranks()
 
 

@@ -57,7 +57,8 @@ def try_shared(path: Path) -> int | None:
     with contextlib.suppress(OSError):
         for _ in range(LOOKS):
             if (descriptor := try_lock(path, shared=True, make=False)) is not None:
-                set_time(descriptor)
+                with contextlib.suppress(OSError):  # of a store that may only be read
+                    set_time(descriptor)
                 return descriptor
             if not path.exists():
                 break

@@ -9,13 +9,13 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from distcache.cache.contents import Contents
+from distcache.cache.contents import Contents, sources_drawn_no_more
 from distcache.cache.corpus_places import corpus_places, corpus_stem
 from distcache.cache.digests import block_range, blocks_in
 from distcache.cache.format import HEADER_SIZE
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.mds.index_json import CODECS
-from distcache.errors import CacheCorrupt, CorpusError
+from distcache.errors import CacheCorrupt, CorpusError, NotReady
 from distcache.node.records import DEFAULT_SHARDS, LocalCorpus, Request
 from distcache.node.store import Store, cache_name, part_of
 from distcache.storage.files import FileVersion
@@ -94,6 +94,7 @@ class Described(NamedTuple):
     bin_size: int
     digest: str  # digest of its `.idx`
     shards: int  # number of shards that make up its `.bin`; 0 if it is a file
+    left_out: bool = False  # whether no sample that follows is of it
 
 
 class CorpusStat(msgspec.Struct, frozen=True):
@@ -103,6 +104,7 @@ class CorpusStat(msgspec.Struct, frozen=True):
     idx: FileVersion | None
     bin: FileVersion | None
     problems: tuple[str, ...]  # problems of the corpus
+    missing: bool = True  # whether every problem is a missing file; also without problems
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -121,7 +123,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 def describe(contents: Contents) -> list[Described]:
     """Return what a cache says of each of its corpora."""
-    sources = contents.table("sources")
+    sources, ended = contents.table("sources"), sources_drawn_no_more(contents)
     return [
         Described(
             prefix,
@@ -129,8 +131,9 @@ def describe(contents: Contents) -> list[Described]:
             int(entry["bin_size"]),
             entry["idx_digest"].decode("ascii", "replace"),
             int(entry["shards_end"] - entry["shards_begin"]),
+            number in ended,
         )
-        for prefix, entry in zip(corpus_places(contents), sources, strict=True)
+        for number, (prefix, entry) in enumerate(zip(corpus_places(contents), sources, strict=True))
     ]
 
 
@@ -143,16 +146,19 @@ def stat_corpora(corpora: Sequence[Described], threads: int) -> list[CorpusStat]
 
 def stat_corpus(corpus: Described) -> CorpusStat:
     """Compare the sizes of a shared corpus's files with those that a cache was built from."""
+    if corpus.left_out:  # its files may be gone, or others
+        return CorpusStat(None, None, ())
     problems: list[str] = []
-    idx = _stat(idx_path(corpus.prefix), corpus.idx_size, problems)
+    missing: list[str] = []
+    idx = _stat(idx_path(corpus.prefix), corpus.idx_size, problems, missing)
     path, tokens = bin_path(corpus.prefix), None
     if not corpus.shards or os.path.lexists(path):
-        tokens = _stat(path, corpus.bin_size, problems)
-    return CorpusStat(idx, tokens, tuple(problems))
+        tokens = _stat(path, corpus.bin_size, problems, missing)
+    return CorpusStat(idx, tokens, tuple(problems), missing == problems)
 
 
-def _stat(path: str, expected: int, problems: list[str]) -> FileVersion | None:
-    """Return the version of a file or object, or add a problem.
+def _stat(path: str, expected: int, problems: list[str], missing: list[str]) -> FileVersion | None:
+    """Return the version of a file or object, or add a problem, and say if it is missing.
 
     Raises
     ------
@@ -165,6 +171,8 @@ def _stat(path: str, expected: int, problems: list[str]) -> FileVersion | None:
         require_answer(error)
         moved = "" if is_url(path) else "; if the corpora have moved, say so by --prefix FROM=TO"
         problems.append(f"{path}: cannot be read: {error.strerror}{moved}")
+        if isinstance(error, FileNotFoundError):
+            missing.append(problems[-1])
         return None
     if found.size != expected:
         problems.append(
@@ -204,12 +212,15 @@ def make_manifest(
     ------
     CorpusError
         With everything that is wrong with the shared corpora.
+    NotReady
+        If all problems are missing files.
     CacheCorrupt
         If the cache does not have a digest for each of its blocks.
     """
     problems = [problem for found in facts for problem in found.problems]
     if problems:
-        raise CorpusError(*dict.fromkeys(problems))
+        kind = NotReady if all(found.missing for found in facts) else CorpusError
+        raise kind(*dict.fromkeys(problems))
     name = cache_name(contents.header)
     size = contents.header.file_size
     files = [File(source, store.cache(name), size, 0, version=version)]
@@ -221,7 +232,7 @@ def make_manifest(
         if asked.read_ahead or is_url(corpus.prefix) or local.copied:
             local = msgspec.structs.replace(local, bin_version=found.bin)
         corpora.append(local)
-        if local.stem in seen:
+        if local.stem in seen or not local.idx_size:
             continue
         seen.add(local.stem)
         blocks.append(Block(len(files), 0, corpus.idx_size, corpus.digest))
@@ -244,7 +255,7 @@ def _local_corpus(
     """Describe a corpus as this node stores it; a stored `.bin` is named after its content."""
     packed = bool(contents.shards_of(number)["codec"].any())
     wanted = asked.shards == "all" or (asked.shards == "compressed" and packed)
-    unpacked, copied = found.bin is None and wanted, False
+    unpacked, copied = found.idx is not None and found.bin is None and wanted, False
     own = ""
     if unpacked:
         own = contents.table("sources")["shards_digest"][number].decode("ascii")
@@ -254,7 +265,7 @@ def _local_corpus(
     return LocalCorpus(
         shared=corpus.prefix,
         stem=corpus_stem(corpus.prefix, corpus.digest, own),
-        idx_size=corpus.idx_size,
+        idx_size=0 if found.idx is None else corpus.idx_size,
         bin_size=corpus.bin_size if own else 0,
         has_tokens=found.bin is not None or unpacked,
         copied=copied,

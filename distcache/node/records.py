@@ -36,13 +36,14 @@ class LocalCorpus(msgspec.Struct, frozen=True):
 
     shared: str  # absolute path on the shared filesystem, or URL, without suffix
     stem: str  # name in the store
-    idx_size: int  # bytes of its index
+    idx_size: int  # bytes of its index; 0 of a corpus that is gone, and is drawn no more
     # bytes of its `.bin` in the store, into which shards were unpacked, or the shared one was
     # copied; 0 without one
     bin_size: int = 0
     # whether there is a `.bin`, here or beside the shared index; else shards are read
     has_tokens: bool = True
     copied: bool = False  # whether the `.bin` in the store is a copy of the shared one
+    bin_modified: int = 0  # modification time of that `.bin` in nanoseconds; 0 if unknown
     # version of the shared `.bin`, if it is an object, was copied, or is read by the fetcher
     bin_version: FileVersion | None = None
 

@@ -94,10 +94,14 @@ def verify_local(
 
 def _as_recorded(manifest: Manifest, record: Ready) -> frozenset[int]:
     """Return the files whose sizes and times are those of a record and of the shared files."""
+    times = {f"{corpus.stem}.bin": corpus.bin_modified for corpus in record.corpora}
     found = {
         number
         for number, file in enumerate(manifest.files)
-        if number != CACHE and has_final(file) and _has_time(file)
+        if number != CACHE
+        and has_final(file)
+        and _has_time(file)
+        and (file.kind == "whole" or os.lstat(file.final).st_mtime_ns == times.get(file.final.name))
     }
     cache = manifest.files[CACHE]
     if has_final(cache) and os.lstat(cache.final).st_mtime_ns == record.modified:

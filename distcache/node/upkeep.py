@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ from distcache.node.staged_files import block_matches, recorded_digest
 from distcache.node.store import Store, existing_store
 from distcache.node.view import renamer, view_of
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.progress import Progress
+from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.files import closing_fd, open_sized
 from distcache.storage.space import allocated
 from distcache.storage.url import is_url
@@ -120,16 +120,21 @@ def tree_bytes(directory: Path) -> int:
     return sum(sizes.values())
 
 
-def verify_store(store: Store, threads: int = 2) -> list[str]:
+def verify_store(store: Store, threads: int = 2, progress: Progress | None = None) -> list[str]:
     """Read every complete copy back, and return what is wrong."""
+    progress = progress or NullProgress()
     problems: dict[str, None] = {}
     for record in read_records(store):
-        for problem in _verify_copy(store, record, threads):
+        size = record.size + sum(one.idx_size + one.bin_size for one in record.corpora)
+        progress.phase(f"reading the copy of {record.source}", size)
+        for problem in _verify_copy(store, record, threads, progress.advance):
             problems[problem] = None
     return list(problems)
 
 
-def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
+def _verify_copy(
+    store: Store, record: Ready, threads: int, advance: Callable[[float], None]
+) -> Iterator[str]:
     try:
         cache = open_cache(store.cache(record.name))
     except BuildInterrupted:
@@ -138,7 +143,7 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
         yield from error.problems
         return
     try:
-        verify_cache(cache, threads)
+        verify_cache(cache, threads, advance=advance)
     except CacheCorrupt as error:
         yield from error.problems
     digests = [digest.decode("ascii", "replace") for digest in cache.table("sources")["idx_digest"]]
@@ -150,10 +155,17 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
             Block(0, 0, corpus.idx_size, digest),
         )
         for corpus, digest in zip(record.corpora, digests, strict=True)
+        if corpus.idx_size
     )
     blocks = itertools.chain(indices, _token_blocks(store, record, cache))
+
+    def compare(task: tuple[str, int, Block]) -> str | None:
+        problem = _compare(task)
+        advance(task[2].size)
+        return problem
+
     with ThreadPoolExecutor(threads) as pool:
-        yield from filter(None, pool.map(_compare, blocks))
+        yield from filter(None, pool.map(compare, blocks))
     if (naming := record.request.naming) is not None:
         rename = renamer(store, cache.prefixes, record.corpora)
         yield from wrong_files(cache, view_of(store, record.name, naming), rename, naming)

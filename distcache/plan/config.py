@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
+from distcache.corpus import CorpusFacts
 from distcache.storage.threads import decodable
 
 SPLITS = ("train", "valid", "test")
@@ -19,6 +20,7 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 Positive = Annotated[int, Meta(ge=1, le=2**62)]
 Weight = Annotated[float, Meta(ge=0, le=1e300)]
 Path = Annotated[str, Meta(min_length=1)]
+DEFAULT_WINDOW: Final = 16  # shards
 OrderName = Literal["megatron", "passes", "windows", "packed"]
 BlendArithmetic = Literal["separate", "fused"]
 
@@ -80,6 +82,14 @@ class Continue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: Positive
 
 
+class GoneCorpus(msgspec.Struct, frozen=True):
+    """A corpus that lacks a file, as the cache that is continued describes it."""
+
+    facts: CorpusFacts
+    tokens: dict[str, int]  # tokens of sequences [begin, end), by ``begin:end``
+    sections: tuple[str, ...]  # keys of its sections, which are copied
+
+
 class Continued(msgspec.Struct, frozen=True):
     """What a cache has from the one that it continues."""
 
@@ -91,6 +101,9 @@ class Continued(msgspec.Struct, frozen=True):
     # corpus; None for corpora that the other cache does not have
     requested: tuple[int | None, ...]
     corpora: tuple[str | None, ...]
+    # places of corpora that no phase draws which follows: no sample of another split is of them
+    ended: tuple[int, ...] = ()
+    gone: dict[str, GoneCorpus] = {}  # those of them that lack a file, by prefix
 
 
 class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,7 +147,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Whether receipts of corpora may name different tokenizers. Changes no array.
     mixed_tokenizers: bool = False
     # parts of training with weights of their own, in the place of weights and of samples.train
-    phases: tuple[Phase, ...] = ()
+    phases: Annotated[tuple[Phase, ...], Meta(min_length=1)] | None = None
     # a cache whose blend and sections this one continues with its phases
     continue_: Continue | None = msgspec.field(default=None, name="continue")
     continued: Continued | None = None  # what was read of it
@@ -142,13 +155,18 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # shuffle of sections: as Megatron does, in passes that are a permutation each, within windows
     # of shards, or in passes of rows that are packed with whole documents
     order: OrderName = "megatron"
-    window: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 16  # shards of a window
+    window: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # shards of a window
     # documents of a packed sample, at most; null for any number
     documents_per_sample: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     longer: Literal["cut", "drop"] = "cut"  # packed: documents longer than a row
     # Whether these are the options of a training command, which asks for samples of every split.
     # Changes no array.
     of_command: bool = False
+
+    @property
+    def shards_of_window(self) -> int:
+        """Shards of a window, of an order that has them."""
+        return self.window or DEFAULT_WINDOW
 
     def samples_of(self, split: str) -> int | None:
         """Return the samples to draw from a split; None is one pass."""

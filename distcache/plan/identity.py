@@ -29,7 +29,7 @@ def own_fields(config: Config, *, of_tokens: bool) -> dict[str, Any]:
     order = ORDERS[config.order]
     fused = config.blend_arithmetic == "fused"  # what is older than the field has the other
     found: dict[str, Any] = {"blend_arithmetic": "fused"} if fused else {}
-    found |= {"window": config.window} if order.has_windows else {}
+    found |= {"window": config.shards_of_window} if order.has_windows else {}
     found |= {"bounds": BOUNDS} if order.has_bounds and of_tokens else {}
     found |= {"packing": msgspec.to_builtins(rules_of(config))} if order.is_packed else {}
     return found

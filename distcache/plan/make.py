@@ -157,10 +157,15 @@ class _Planner:
 
     def add_split(self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends) -> None:
         """Add the sections of one split, and the blend over them, if there is one."""
+        continued = self.config.continued
+        if continued is not None and self.config.blend is not None and split != "train":
+            # What training draws no more is not validated either, and may be gone.
+            blend = tuple(entry for n, entry in enumerate(blend) if n not in continued.ended)
         weighted = blend[0].weight is not None
         per_split = self.config.blend is None
         several = per_split and self.config.multiple_validation_sets and split == "valid"
-        if several or (len(blend) == 1 and (per_split or not weighted)):
+        follows = continued is not None and split == "train"
+        if several or (len(blend) == 1 and (per_split or not weighted) and not follows):
             self._add_alone(split, blend, bookends)
         elif weighted:
             self._add_weighted(split, blend, bookends)
@@ -196,7 +201,7 @@ class _Planner:
         shares = normalize([source.weight or 0.0 for source in blend])
         targets = [target(size, share) for share in shares]
         requests: list[int | None] = [buffered(size, share, surplus) for share in shares]
-        given = config.phases if split == "train" else ()
+        given = (config.phases or ()) if split == "train" else ()
         continued = config.continued if given else None
         total = sum(targets) if continued is None else size
         lay_out = functools.partial(
@@ -363,7 +368,7 @@ class _Planner:
             return None
         if ORDERS[config.order].whole_passes:
             size = msgspec.structs.replace(size, separate_samples=None)
-        window = config.window if ORDERS[config.order].has_windows else None
+        window = config.shards_of_window if ORDERS[config.order].has_windows else None
         content = {
             "order": config.order,
             "corpus": corpus.facts.identity,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Final
 
 import msgspec
 
 from distcache.plan.config import Config
 from distcache.plan.model import Plan
+
+ROUNDED_SILENTLY: Final = 1e-3  # of the tokens of a phase
 
 
 class CorpusShare(msgspec.Struct, frozen=True):
@@ -60,7 +63,15 @@ def phase_warnings(config: Config, plan: Plan) -> list[str]:
             if earlier.passes <= 1 < own.passes
         ]
     # There are no facts of a split without sequences, or of one corpus, which has no blend.
-    for number, (phase, own) in enumerate(zip(config.phases, facts, strict=False)):
+    for number, phase in enumerate(config.phases or ()):
+        length, tokens = config.sequence_length, phase.tokens or 0
+        samples = -(-tokens // length)
+        if samples * length - tokens > tokens * ROUNDED_SILENTLY:
+            found.append(
+                f"$.phases[{number}].tokens: {tokens} are rounded up to {samples} whole samples, "
+                f"of {samples * length} tokens"
+            )
+    for number, (phase, own) in enumerate(zip(config.phases or (), facts, strict=False)):
         if phase.batch_size is not None and own.begin % phase.batch_size:
             found.append(
                 f"$.phases[{number}]: begins at sample {own.begin}, within a batch of "

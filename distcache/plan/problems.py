@@ -10,19 +10,25 @@ import numpy as np
 
 from distcache.corpus import Corpus, CorpusFacts, open_idx
 from distcache.corpus.receipt import find_receipt
+from distcache.corpus.sampled_tokens import negative_token
+from distcache.errors import CorpusError, NotReady
 from distcache.kernels import Mt19937
 from distcache.plan.blend_counts import estimate_counts
 from distcache.plan.config import SPLITS, BlendEntry, Config
 from distcache.plan.model import NARROW, BlendPlan, Plan, SectionPlan
 from distcache.plan.orders import ORDERS
 from distcache.plan.phase_facts import phase_warnings
+from distcache.plan.shared_documents import shared_document_warnings
 from distcache.plan.sizes import normalize, split_matrix
+from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
 MAX_CORPORA: Final = 32_766
 MANY_PASSES: Final = 1000
 MAX_SAMPLE_TOKENS: Final = 1 << 26  # tokens of a packed sample
 MAX_NAMED: Final = 3
+LOOKED_AT: Final = 4  # sequences of each corpus whose tokens are looked at
+LOOKING: Final = 8  # threads that do so
 EXAMINED_FIRST: Final = 4096  # sequences that are examined before all of them
 
 
@@ -48,7 +54,9 @@ def corpus_problems(corpus: Corpus, config: Config) -> list[str]:
 
 
 def packing_problems(config: Config) -> list[str]:
-    """Return why a configuration cannot be packed, or says how without being packed."""
+    """Return why a configuration cannot be packed, and which of its fields are of other orders."""
+    if config.window is not None and not ORDERS[config.order].has_windows:
+        return ["$.window: is of order: windows"]
     if not ORDERS[config.order].is_packed:
         given = {
             "documents_per_sample": config.documents_per_sample is not None,
@@ -182,6 +190,8 @@ def plan_warnings(config: Config, plan: Plan) -> list[str]:
     return [
         *_odd_split(config),
         *_repeated(plan),
+        *shared_document_warnings(plan),
+        *_negative_tokens(plan),
         *_missing_splits(config),
         *_odd_tokenizer(config),
         *_never_drawn(plan),
@@ -211,6 +221,25 @@ def _repeated(plan: Plan) -> list[str]:
         f"{plan.sources[most.source].prefix}: is repeated for {most.size.passes:,} passes of "
         f"{most.tokens:,} tokens{others}; are samples and weights as you mean them?"
     ]
+
+
+def _negative_tokens(plan: Plan) -> list[str]:
+    """Find corpora whose tokens are negative, as far as some of each show it."""
+
+    def look(source: CorpusFacts) -> str | None:
+        try:
+            return negative_token(source, LOOKED_AT)
+        except (OSError, CorpusError, NotReady):  # of which whoever reads it will tell
+            return None
+
+    found = map_in_threads(look, plan.sources, LOOKING)
+    wrong = [
+        f"{source.prefix}: {message}"
+        for source, message in zip(plan.sources, found, strict=True)
+        if message is not None
+    ]
+    more = [f"{len(wrong) - MAX_NAMED} more corpora have negative tokens"]
+    return wrong[:MAX_NAMED] + (more if len(wrong) > MAX_NAMED else [])
 
 
 def _missing_splits(config: Config) -> list[str]:

@@ -45,6 +45,8 @@ def split_matrix(split: str) -> list[Bookends | None]:
     ConfigError
         If the string does not give three shares that add up to more than nothing.
     """
+    if not split.isascii():  # Megatron ignores the digits of other scripts
+        raise ConfigError(f"$.split: {split!r} has characters beyond ASCII, expected 99,1,0")
     try:
         shares = [float(number) for number in re.findall(r"[.0-9]+", split)]
     except ValueError as error:

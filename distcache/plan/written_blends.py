@@ -12,9 +12,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.idx import open_idx
@@ -26,6 +28,59 @@ TOKENS: Final = re.compile(r"(.*\S)\s*tokens?", re.IGNORECASE)
 NUMBER: Final = re.compile(r"[0-9._]+(e[+]?[0-9]+|[kmbt])", re.IGNORECASE)
 VARIABLE: Final = re.compile(r"\$\w+|\$\{[^}]*\}")
 PAIR: Final = 2
+
+# What is written for a number: texts, too, since YAML leaves 1e6 one, and Megatron weights.
+WeightText = Annotated[str, Meta(pattern=r"^[0-9.]+([eE][+-]?[0-9]+)?$")]
+CountText = Annotated[str, Meta(pattern=r"^[0-9._]+ *([eE][+]?[0-9]+|[kmbtKMBT])?( *[tT]okens?)?$")]
+WrittenCount = int | float | CountText | None
+
+
+class WrittenEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """A corpus of a blend, a folder, or a pattern."""
+
+    path: str
+    weight: float | WeightText | None = None
+    samples: int | None = None
+
+
+# Plain texts: msgspec 0.22 crashes at a union of a text with bounds and a tuple.
+WrittenMember = WrittenEntry | str | float | tuple[float | WeightText, str]
+WrittenBlend = str | Annotated[tuple[WrittenMember, ...], Meta(min_length=1)] | None
+
+
+class WrittenSplits(msgspec.Struct, forbid_unknown_fields=True):
+    """A separate blend for each split."""
+
+    train: WrittenBlend = None
+    valid: WrittenBlend = None
+    test: WrittenBlend = None
+
+
+class WrittenSamples(msgspec.Struct, forbid_unknown_fields=True):
+    """Samples to draw per split, or tokens as in ``300B tokens``; null is one pass."""
+
+    train: WrittenCount = 0
+    valid: WrittenCount = 0
+    test: WrittenCount = 0
+
+
+class WrittenPhase(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of training with its own weights, and how long it is: one of three ways."""
+
+    weights: Annotated[tuple[float, ...], Meta(min_length=1)]
+    samples: WrittenCount = None
+    tokens: WrittenCount = None
+    steps: WrittenCount = None
+    batch_size: WrittenCount = None
+
+
+class WrittenForms(msgspec.Struct):
+    """Fields that `as_configured` reads in more forms than a configuration has, for a schema."""
+
+    blend: WrittenBlend = None
+    blend_per_split: WrittenSplits | None = None
+    samples: WrittenSamples | None = None
+    phases: Annotated[tuple[WrittenPhase, ...], Meta(min_length=1)] | None = None
 
 
 def as_configured(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,9 +142,26 @@ def _samples(count: Any, length: Any) -> Any:
     return samples
 
 
+def require_no_names(words: Sequence[str]) -> None:
+    """Refuse the lists of some forks, in which a name follows each weight and prefix.
+
+    Raises
+    ------
+    ConfigError
+        If words are such a list.
+    """
+    columns = [[_number(word) is not None for word in words[place::3]] for place in range(3)]
+    if words and len(words) % 3 == 0 and all(columns[0]) and not any(columns[1] + columns[2]):
+        raise ConfigError(
+            f"{' '.join(words[:3])}: has a weight, a prefix and a name; leave the names out: "
+            "awk '{print $1, $2}' LIST"
+        )
+
+
 def _blend(blend: Any) -> Any:
     if isinstance(blend, str):
         blend = blend.split()
+        require_no_names(blend)
     if not isinstance(blend, list | tuple):
         return blend
     return [member for entry in _in_pairs(blend) for member in _members(entry)]

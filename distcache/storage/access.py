@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from distcache.errors import ConfigError
 from distcache.extras import needing
+from distcache.storage.files import MAX_TEXT_BYTES, read_file
 from distcache.storage.url import Address
 from distcache.storage.watchdog import Stalled, run_with_watchdog
 
@@ -28,6 +29,7 @@ REREAD: Final = timedelta(minutes=5)  # files of credentials, which others may r
 PATIENCE: Final = 60.0  # seconds for a program or a server that gives credentials
 KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 SESSION_VARIABLES: Final = ("AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION", "AWS_SECURITY_TOKEN")
+SESSION: Final = (*KEYS, *SESSION_VARIABLES)
 ACCOUNT_BITS: Final = 0x7FFFFFFFFF80
 # Of these, the client asks the machine itself.
 MACHINE_VARIABLES: Final = (
@@ -124,6 +126,13 @@ def identity_of(environment: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
 
 
+def session_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the temporary credentials of an environment: secrets; empty if it has none."""
+    if not _account_of(environment.get("AWS_ACCESS_KEY_ID", "")):
+        return {}
+    return {name: environment[name] for name in SESSION if environment.get(name)}
+
+
 def _account_of(key: str) -> str:
     """Return the account of a key of a session, which its ID has; empty for all others.
 
@@ -166,7 +175,7 @@ def _first(environment: Mapping[str, str], *names: str) -> str | None:
 
 def _read_certificates(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_file(path, MAX_TEXT_BYTES)
     except OSError as error:
         raise ConfigError(f"AWS_CA_BUNDLE {path}: cannot be read: {error.strerror}") from error
 

@@ -12,7 +12,8 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
@@ -30,9 +31,11 @@ from distcache.errors import (
     StorageError,
     StoreWaitWarning,
 )
-from distcache.storage.access import Access, Credentials, environment_access
+from distcache.storage.access import Access, Credentials, environment_access, session_of
 from distcache.storage.faults import (
+    OddAnswer,
     has_no_reason,
+    is_odd,
     is_slow_down,
     is_transient,
     short_text,
@@ -46,6 +49,11 @@ from distcache.storage.timeouts import limits
 from distcache.storage.url import Address, address_of
 from distcache.storage.watchdog import tick
 
+OBSTORE: Final = {
+    "AWS_ACCESS_KEY_ID": "access_key_id",
+    "AWS_SECRET_ACCESS_KEY": "secret_access_key",
+    "AWS_SESSION_TOKEN": "session_token",
+}
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
 FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the last
@@ -53,6 +61,8 @@ MAX_PAUSE: Final = 10.0
 CREDENTIAL_RETRY: Final = timedelta(
     seconds=10
 )  # until credentials that cannot be read are read again
+CREDENTIAL_ATTEMPTS: Final = 3  # a program that gives them may fail once
+ODD_ANSWERS: Final = 5
 WARN_AFTER: Final = 10.0  # seconds without an answer, after which it is said
 WARN_EVERY: Final = 60.0  # seconds until it is said again
 MAX_PARTS: Final = 9_000  # of a multipart upload; stores allow 10,000
@@ -89,13 +99,24 @@ def find_bucket(address: Address) -> Bucket:
         return _buckets[key]
 
 
-def forget_buckets() -> None:
-    """Forget this process's connections, so that the environment is read again."""
+def forget_buckets(variables: Mapping[str, str | None] = {}) -> None:
+    """Forget this process's connections, so that the environment is read again.
+
+    Parameters
+    ----------
+    variables : mapping of str to str or None
+        Variables that are set before, or unset: no bucket has some of before and some of after.
+    """
     with _lock:
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
         _buckets.clear()
 
 
-def _make_store(access: Access, credentials: Credentials) -> Any:
+def _make_store(access: Access, credentials: Credentials, session: Mapping[str, str]) -> Any:
     retry: Any = {
         "max_retries": RETRIES,
         "retry_timeout": timedelta(seconds=limits().object_store),
@@ -125,6 +146,7 @@ def _make_store(access: Access, credentials: Credentials) -> Any:
         settings["skip_signature"] = True
     if access.credentials is not None:
         settings["credential_provider"] = credentials
+    settings |= session
     return S3Store(access.bucket, client_options=client, retry_config=retry, **settings)
 
 
@@ -139,6 +161,8 @@ class Bucket:
 
     def __init__(self, access: Access) -> None:
         self._access = access
+        own = session_of(os.environ)  # of now, whatever the environment has when the client is made
+        self._session = {OBSTORE[name]: value for name, value in own.items() if name in OBSTORE}
         self._store: Any = None
         self._made = threading.Lock()
         self._unreadable: ConfigError | None = None
@@ -176,12 +200,15 @@ class Bucket:
 
         def look(store: Any) -> Any:
             try:
-                return obstore.head(store, key)
+                found = obstore.head(store, key)
             except Exception as error:
                 if has_no_reason(error):
                     self.requests += 1
                     obstore.get(store, key, options={"range": (0, 1)})  # whose refusal says why
                 raise
+            if not found["e_tag"] and not found["last_modified"].timestamp():
+                raise OddAnswer("neither an ETag nor a time of modification")
+            return found
 
         return _version_of(self._try(url, look))
 
@@ -203,30 +230,43 @@ class Bucket:
 
         def get(store: Any) -> memoryview:
             answer = obstore.get(store, key, options=options)
-            if not _is_same(_version_of(answer.meta), version):
+            found = _version_of(answer.meta)
+            if found.size != version.size and found.tag and found.tag == version.tag:
+                raise OddAnswer(f"an object of {found.size} bytes, not {version.size}")
+            if not _is_same(found, version):
                 raise ObjectChanged(url)
             if tuple(answer.range) != (begin, end):
-                raise StorageError(url, f"answered with bytes {answer.range}, not {begin} to {end}")
-            return memoryview(answer.bytes())
+                raise OddAnswer(f"bytes {answer.range}, not {begin} to {end}")
+            data = memoryview(answer.bytes())
+            if len(data) != end - begin:
+                raise OddAnswer(f"{len(data)} bytes, not {end - begin}")
+            return data
 
-        data = self._try(url, get)
-        if len(data) != end - begin:
-            raise StorageError(url, f"answered with {len(data)} bytes, not {end - begin}")
-        return data
+        return self._try(url, get)
 
-    def objects_below(self, url: str) -> dict[str, FileVersion]:
-        """Return the URLs and versions of all objects below a directory, ordered by their names.
+    def objects_below(
+        self, url: str, wanted: Callable[[str], bool] = lambda _: True
+    ) -> dict[str, FileVersion]:
+        """Return the URLs and versions of objects below a directory, ordered by their names.
+
+        Parameters
+        ----------
+        url : str
+            The directory.
+        wanted : callable
+            Whether an object is, by its name below the directory; by default all are.
 
         Raises
         ------
         StorageError
-            If the store does not say, or has names that are not supported.
+            If the store does not say, or one of them has a name that is not supported.
         """
         found, above = self._list(url) or {}, str(address_of(url))
         parents = {str(parent) for name in found for parent in PurePosixPath(name).parents}
         urls = {}
         for name, version in found.items():
-            if version.size or name not in parents:  # consoles make empty objects for directories
+            is_marker = not version.size and name in parents  # consoles make them for directories
+            if not is_marker and wanted(name):
                 try:
                     urls[str(address_of(f"{above}/{name}"))] = version
                 except ConfigError:
@@ -309,7 +349,7 @@ class Bucket:
     def _client(self, *, again: bool = False) -> Any:
         with self._made:
             if self._store is None or again:
-                self._store = _make_store(self._access, self.read_credentials)
+                self._store = _make_store(self._access, self.read_credentials, self._session)
             return self._store
 
     def read_credentials(self) -> dict[str, Any]:
@@ -329,6 +369,7 @@ class Bucket:
     def _try(self, url: str, action: Callable[[Any], Result]) -> Result:
         """Send a request, again after what may pass, until `limits().object_store` are over."""
         begin, pause, renewed = time.monotonic(), FIRST_PAUSE, self._access.credentials is None
+        tries = _Tries(url, begin)
         while True:
             failed: Exception | None = None
             try:
@@ -352,7 +393,7 @@ class Bucket:
                 self._refusal = ""
                 tick()
                 return result
-            ours = self._classify(failed, url, begin)
+            ours = self._classify(failed, tries)
             if ours is not None and renewed:
                 raise ours from None  # the client's own words hold the request
             if ours is not None:
@@ -362,7 +403,7 @@ class Bucket:
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
             pause = min(2 * pause, MAX_PAUSE)
 
-    def _classify(self, error: Exception, url: str, begin: float) -> AccessDenied | None:
+    def _classify(self, error: Exception, tries: _Tries) -> AccessDenied | None:
         """Raise an error of ours, unless another attempt may succeed.
 
         Returns
@@ -370,13 +411,14 @@ class Bucket:
         AccessDenied or None
             If other credentials may be allowed what these are not; None if the error may pass.
         """
+        url = tries.url
         if type(error).__name__ == "AlreadyExistsError":
             raise _Exists(url) from None
         if is_slow_down(error):
             self._pace.slow_down()
-        late = time.monotonic() - begin
-        if self._unreadable is not None:
-            raise self._unreadable from None
+        late = time.monotonic() - tries.begin
+        if self._may_be_once(error, tries):
+            return None
         ours = to_storage_error(error, url, self._access.source)
         if isinstance(ours, AccessDenied):
             return ours
@@ -395,6 +437,32 @@ class Bucket:
                 stacklevel=4,
             )
         return None
+
+    def _may_be_once(self, error: Exception, tries: _Tries) -> bool:
+        """Return whether another attempt decides; raise what has come too often."""
+        if self._unreadable is not None:
+            tries.unreadable += 1
+            if tries.unreadable >= CREDENTIAL_ATTEMPTS:
+                raise self._unreadable from None
+        elif is_odd(error):
+            tries.odd += 1
+            if tries.odd >= ODD_ANSWERS:
+                said = short_text(error)
+                words = f"{tries.odd} answers were not to the request, the last one: {said}"
+                raise StorageError(tries.url, words, errno.EPROTO) from None
+        else:
+            return False
+        return True
+
+
+@dataclass
+class _Tries:
+    """What a request has met so far."""
+
+    url: str
+    begin: float  # time of the first attempt
+    odd: int = 0  # answers that were not to it
+    unreadable: int = 0  # times that credentials could not be read
 
 
 class _Exists(DistcacheError):
@@ -450,5 +518,7 @@ def _version_of(meta: Any) -> FileVersion:
 def _is_same(found: FileVersion, wanted: FileVersion) -> bool:
     """Return whether an answer is of a version: by its ETag, or else by size and time."""
     if found.tag and wanted.tag:
-        return found.tag == wanted.tag and found.size == wanted.size
+        # Proxies make tags weak, or lose their quotes.
+        tags = {tag.removeprefix("W/").strip('"') for tag in (found.tag, wanted.tag)}
+        return len(tags) == 1 and found.size == wanted.size
     return (found.size, found.modified) == (wanted.size, wanted.modified)

@@ -33,6 +33,22 @@ PERMANENT: Final = (
     "LocalFileSystem",
     "credential",
 )
+# Of its errors about an answer that is not the one to the request: a proxy, or one of many
+# gateways, may give it once.
+ODD: Final = (
+    "non-partial",
+    "Requested ",
+    "Content-Range",
+    "CONTENT_RANGE",
+    "Failed to parse",
+    "Header missing",
+)
+ODD_STATUS: Final = (304, 416, 421)
+REFUSED: Final = re.compile(r"(?:invalid peer certificate: |InvalidCertificate\(\s*)(\w+)")
+UNTRUSTED: Final = (
+    "the certificate of the store is not trusted ({}); if the store has an authority of its own, "
+    "set AWS_CA_BUNDLE to a file with the certificate of that authority"
+)
 URL: Final = re.compile(r"https?://\S+")  # of requests: it is not the user's own name for it
 MAX_WORDS: Final = 300  # characters of a store's own words
 CLOCK: Final = "; this machine's clock differs from the store's: set it"
@@ -44,6 +60,10 @@ ANSWERS: Final = {
     "TokenRefreshRequired": "; the credentials have expired: renew them",
     "RequestExpired": CLOCK,
 }
+
+
+class OddAnswer(Exception):
+    """An answer that is not the one to the request; its words say what is odd."""
 
 
 def short_text(error: BaseException) -> str:
@@ -79,13 +99,35 @@ def has_no_reason(error: BaseException) -> bool:
 def is_transient(error: BaseException) -> bool:
     """Return whether an error may pass: no answer, a cut one, or one of status 5xx, 408 or 429."""
     kind, status = type(error).__name__, _status_of(error)
-    if kind != "GenericError":
+    if kind != "GenericError" or is_untrusted(error) or is_odd(error):
         return False
     if status:
         return status >= 500 or status in (408, 429)
     # Without the request's URL: a bucket or a key may be called anything.
     text = URL.sub("", str(error).partition("Debug source")[0])
     return not any(words in text for words in PERMANENT)
+
+
+def is_odd(error: BaseException) -> bool:
+    """Return whether an answer is not one to what was asked for."""
+    if isinstance(error, OddAnswer) or type(error).__name__ == "NotModifiedError":
+        return True
+    if type(error).__name__ != "GenericError":
+        return False
+    status = _status_of(error)
+    text = URL.sub("", str(error).partition("Debug source")[0])
+    return status in ODD_STATUS or (not status and any(words in text for words in ODD))
+
+
+def is_untrusted(error: BaseException) -> bool:
+    """Return whether the certificate of a store was refused."""
+    return _refusal_of(error) is not None
+
+
+def _refusal_of(error: BaseException) -> str | None:
+    """Return why a certificate was refused: only the client's state says it, and no URL does."""
+    found = REFUSED.search(URL.sub("", str(error)))
+    return None if found is None or _status_of(error) else found[1]
 
 
 def to_storage_error(error: BaseException, url: str, source: str) -> DistcacheError:
@@ -101,7 +143,8 @@ def to_storage_error(error: BaseException, url: str, source: str) -> DistcacheEr
         Source of the credentials, for messages; never their values.
     """
     kind, status, code = type(error).__name__, _status_of(error), _code_of(error)
-    text = short_text(error)
+    refusal = _refusal_of(error)
+    text = short_text(error) if refusal is None else UNTRUSTED.format(refusal)
     if kind == "PreconditionError":
         return ObjectChanged(url)
     if isinstance(error, FileNotFoundError):

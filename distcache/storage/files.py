@@ -29,6 +29,7 @@ NO_MODES: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+MAX_TEXT_BYTES: Final = 64 << 20  # of a configuration, a script or a list
 UNLIMITED: Final = 1 << 14  # descriptors that are asked for, where there is no limit
 
 
@@ -130,6 +131,22 @@ def read_file(path: str | Path, most: int, *, follow: bool = True) -> bytes:
         while piece := os.read(descriptor, min(READ, most - len(content))):
             content += piece
     return bytes(content)
+
+
+def read_text(path: str | Path, most: int = MAX_TEXT_BYTES) -> str:
+    """Return the text of a file that a user, or another file, names; a byte order mark is left out.
+
+    Raises
+    ------
+    OSError
+        As `read_file`, or if it has more than `most` bytes.
+    UnicodeDecodeError
+        If it is not UTF-8.
+    """
+    content = read_file(path, most + 1)
+    if len(content) > most:
+        raise OSError(errno.EINVAL, f"Larger than {most >> 20} MiB", str(path))
+    return content.decode("utf-8-sig")
 
 
 def read_range(descriptor: int, begin: int, end: int) -> bytes:
@@ -270,13 +287,15 @@ def recreate(path: str | Path) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
+def atomic_write(path: str | Path, unfinished: Path | None = None) -> Iterator[BinaryIO]:
     """Write a file atomically: it replaces the old one when the block ends without an error.
 
     Parameters
     ----------
     path : path
         The final name.
+    unfinished : Path or None
+        The name until then, on the same filesystem; by default a hidden one beside the final name.
 
     Yields
     ------
@@ -284,7 +303,7 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
         File to write to; it is synced and renamed at the end, or removed after an error.
     """
     path = Path(path)
-    temporary = temporary_name(path)
+    temporary = unfinished or temporary_name(path)
     try:
         with no_space_as_error(path), recreate(temporary) as stream:
             yield stream
@@ -327,6 +346,8 @@ def may_write(directory: Path, otherwise: str) -> Iterator[None]:
     except NotADirectoryError as error:
         raise ConfigError(f"{directory}: is not a directory") from error
     except OSError as error:
+        if error.errno == errno.EEXIST and not directory.is_dir():  # of it, or of a parent
+            raise ConfigError(f"{error.filename}: is not a directory; {otherwise}") from error
         if error.errno == errno.ENOENT and _is_above(error.filename, directory):  # as below /proc
             raise ConfigError(f"{directory}: cannot be made; {otherwise}") from error
         if error.errno in NOT_ALLOWED:

@@ -7,6 +7,7 @@ lists again. Where a store refuses, or a directory has much else in it, each obj
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -20,7 +21,8 @@ MAX_OTHERS: Final = 4  # objects in a directory for each that is looked for
 
 UNLISTED: Final = "unlisted"
 # Of all blocks of this process, whose threads share a listing.
-_known: dict[str, FileVersion | None] = {}
+_lock = threading.Lock()
+_listings: list[dict[str, FileVersion | None]] = []
 
 
 @contextlib.contextmanager
@@ -41,14 +43,13 @@ def listed(paths: Iterable[str]) -> Iterator[None]:
             with contextlib.suppress(DistcacheError):
                 found = bucket_of(directory).versions_below(directory, MAX_OTHERS * len(urls))
                 told |= {} if found is None else _trusted(urls, found)
-    before = {url: _known[url] for url in told if url in _known}
-    _known.update(told)
+    with _lock:
+        _listings.append(told)
     try:
         yield
-    finally:
-        for url in told:
-            _known.pop(url, None)
-        _known.update(before)
+    finally:  # blocks of several threads may overlap
+        with _lock:
+            _listings[:] = [known for known in _listings if known is not told]
 
 
 def objects_below(url: str) -> dict[str, FileVersion]:
@@ -89,7 +90,8 @@ def listed_version(path: str, *, confirm_missing: bool = True) -> FileVersion:
     OSError
         If there is none: `ObjectMissing` of an object.
     """
-    found = _known.get(path, UNLISTED)
+    known = (told[path] for told in reversed(_listings.copy()) if path in told)
+    found = next(known, UNLISTED)
     if found is None and not confirm_missing:
         raise ObjectMissing(path, "no such object")
     return found if isinstance(found, FileVersion) else version_at(path)

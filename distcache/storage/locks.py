@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from distcache.storage.files import NOT_ALLOWED
+
 LOCK: Final = "lock"
 """Name of the lock file of a directory that one job fills."""
 
@@ -40,6 +42,11 @@ def try_lock(path: str | Path, *, shared: bool = False, make: bool = True) -> in
         descriptor = os.open(path, flags, 0o600)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if not shared or error.errno not in NOT_ALLOWED:
+            raise
+        # A shared lock of a file on a filesystem that is read-only needs no right to write.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), os.stat(path)):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +21,7 @@ from distcache.storage.access import (
     checked_endpoint,
     environment_access,
 )
+from distcache.storage.files import read_text
 from distcache.storage.threads import decodable
 from distcache.storage.url import Address
 
@@ -171,7 +171,7 @@ def _read(environment: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     named = environment.get("MSC_CONFIG")
     for path in [named] if named else _usual_places(environment):
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_text(path)
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError) as error:

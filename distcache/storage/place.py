@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -213,6 +213,13 @@ def bucket_of(url: str) -> Bucket:
     from distcache.storage.bucket import find_bucket  # noqa: PLC0415
 
     return find_bucket(address_of(url))
+
+
+def use_variables(variables: Mapping[str, str | None]) -> None:
+    """Set variables of the environment, or unset them, for all requests that follow."""
+    from distcache.storage.bucket import forget_buckets  # noqa: PLC0415  of an extra
+
+    forget_buckets(variables)
 
 
 def import_client(url: str) -> None:

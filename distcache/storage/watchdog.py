@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from distcache.errors import DistcacheError
 from distcache.storage.interruption import answer_signals
 
 Result = TypeVar("Result")
+LOOKS: Final = 20  # within the time after which an action is abandoned
 _stuck = False
 _count = 0  # lost increments do not matter: it only has to change
 
@@ -90,10 +92,10 @@ def run_with_watchdog(action: Callable[[], Result], limit: float, what: str) -> 
     context = contextvars.copy_context()
     thread = threading.Thread(target=context.run, args=(run,), name="watched", daemon=True)
     thread.start()
-    seen = ticks()
+    seen, since = ticks(), time.monotonic()
     while True:
         try:
-            thread.join(limit)
+            thread.join(limit / LOOKS)
         except BaseException:  # a signal: the process ends, and the thread with it
             abandon_thread()
             raise
@@ -102,6 +104,7 @@ def run_with_watchdog(action: Callable[[], Result], limit: float, what: str) -> 
             if error is not None:
                 raise error
             return result  # type: ignore[no-any-return]
-        if ticks() == seen:
+        if ticks() != seen:
+            seen, since = ticks(), time.monotonic()
+        elif time.monotonic() - since >= limit:
             raise stalled(what, limit)
-        seen = ticks()

@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate
 
 from distcache.errors import ConfigError
+from distcache.storage.units import plain_number
 from distcache.train.dataset import CachedDataset
 from distcache.train.read_ahead import ReadAhead
 from distcache.train.rows import RowDataset
@@ -64,6 +65,7 @@ class Batches(Iterator[Any]):
         read_ahead: int | str | None = None,
         **order: Any,
     ) -> None:
+        workers, ahead = plain_number(workers), plain_number(ahead)
         counts = {"workers": workers, "ahead": ahead}
         wrong = [name for name, value in counts.items() if type(value) is not int or value < 0]
         if wrong:

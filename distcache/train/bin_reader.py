@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from distcache.errors import CorpusError, NotReady
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.node.records import read_records
-from distcache.node.store import existing_store, local_directory
+from distcache.node.store import Store, existing_store, local_directory
 from distcache.storage.files import closing_fd, read_range
 from distcache.storage.url import located
 from distcache.train.token_files import TokenFiles
@@ -100,9 +101,23 @@ def _find(path: str) -> tuple[FetchClient, Source, str]:
     store = None if root is None else existing_store(root)
     if store is None:
         raise NotReady(f"{path}: localize its cache on this node, and set DISTCACHE_LOCAL_DIR")
-    for record in sorted(read_records(store), key=lambda record: record.when, reverse=True):
+    found = _objects_of(store.root, os.stat(store.caches).st_mtime_ns).get(path)
+    if found is None:
+        raise NotReady(f"{path}: no cache in {root} is of this corpus; localize one that is")
+    return _client_of(store.ahead), *found
+
+
+@functools.lru_cache(1)
+def _objects_of(root: Path, _changed: int) -> dict[str, tuple[Source, str]]:
+    """Return the objects that caches of a store know, by path, and their copies.
+
+    Megatron makes a reader for each of its corpora: their records are read once.
+    """
+    store, found = Store(root), {}
+    for record in sorted(read_records(store), key=lambda record: record.when):
         for corpus in record.corpora:
-            if bin_path(corpus.shared) == path and corpus.bin_version is not None:
+            if corpus.bin_version is not None:
+                path = bin_path(corpus.shared)
                 copy = bin_path(store.prefix(corpus.stem)) if corpus.bin_size else ""
-                return _client_of(store.ahead), Source(path, corpus.bin_version), copy
-    raise NotReady(f"{path}: no cache in {root} is of this corpus; localize one that is")
+                found[path] = Source(path, corpus.bin_version), copy
+    return found

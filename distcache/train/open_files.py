@@ -136,7 +136,8 @@ def _require_files(store: Store, record: Ready) -> None:
     files = {str(store.cache(record.name)): record.size}
     for corpus in record.corpora:
         prefix = store.prefix(corpus.stem)
-        files[idx_path(prefix)] = corpus.idx_size
+        if corpus.idx_size:
+            files[idx_path(prefix)] = corpus.idx_size
         if corpus.bin_size:
             files[bin_path(prefix)] = corpus.bin_size
     for path, size in files.items():

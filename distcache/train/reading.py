@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.cache.mapped_section import map_section
-from distcache.errors import CacheCorrupt
+from distcache.corpus.ancestry import documents_of
+from distcache.errors import CacheCorrupt, CorpusError
 from distcache.kernels import Mapping as MappedFile
-from distcache.kernels import SampleRules, Section, find_ranges, read_samples
+from distcache.kernels import SampleRules, Section, find_ranges, read_samples, trace_parts
 from distcache.node.ahead.protocol import Source
 from distcache.storage.timeouts import retried
 from distcache.train.fetching import FetchedRanges, Fetching, fetched_ranges, no_ranges
@@ -77,11 +78,14 @@ class SampleReader:
         OSError
             If a file of tokens cannot be read, after retries of transient errors.
         CorpusError, CacheCorrupt
-            If a file is damaged, or not the one that the cache was built from.
+            If a file is damaged, not the one that the cache was built from, or has a negative
+            token.
         NotReady
             If tokens are in compressed shards.
         """
         with self._lock:
+            if self._faults < 0:  # before anything is mapped, which a damaged cache would forget
+                self._require_intact()
             sections = [self._section(member) for member in members]
             places = [self.split.member(member).places for member in members]
             for rows, where in cut_by_files(
@@ -94,6 +98,9 @@ class SampleReader:
                 self._fetching.end(readings[rows])
             if MappedFile.faults() != self._faults:
                 self._require_intact()
+            tokens = arrays["tokens"][: len(members)]
+            if tokens.size and tokens.min() < 0:
+                raise self._negative(members, samples, tokens)
 
     def fetched_ranges(
         self, members: NDArray[np.int16], samples: NDArray[np.int64]
@@ -107,6 +114,8 @@ class SampleReader:
         """
         numbers: list[int] = members.tolist()
         with self._lock:
+            if self._faults < 0:  # before anything is mapped, which a damaged cache would forget
+                self._require_intact()
             sections = [self._section(number) for number in numbers]
             places = [self.split.member(number).places for number in numbers]
             if not any(known.are_fetched for known in places):
@@ -163,6 +172,24 @@ class SampleReader:
                 parts = where.numbers[where.bounds[done] : where.bounds[done + 1]]
                 path, _ = where.files[parts[min(part, len(parts) - 1)]]
                 self._files.recover(path, error, byte, attempt)
+
+    def _negative(
+        self, members: Sequence[int], samples: NDArray[np.int64], tokens: NDArray[np.int64]
+    ) -> CorpusError:
+        """Return the error for a token that is negative, with its corpus and its document."""
+        row, column = np.argwhere(tokens < 0)[0].tolist()
+        member, prefixes = self.split.member(members[row]), self.split.cache.prefixes
+        section = self._section(members[row])
+        _, sequences, begins, ends = trace_parts(
+            [section], np.zeros(1, np.int16), samples[row : row + 1]
+        )
+        part = int(np.searchsorted(np.cumsum(ends - begins), column, "right"))
+        sequence = sequences[min(part, len(sequences) - 1)]
+        document = int(documents_of(member.idx, np.array([sequence]))[0])
+        return CorpusError(
+            f"{prefixes[member.source]}: document {document} has token {tokens[row, column]}, and "
+            "no token is negative: the data has more than tokens, or another type"
+        )
 
     def _corrupt(self, wrong: IndexError) -> CacheCorrupt:
         """Return the error for arrays that lead outside of one another."""

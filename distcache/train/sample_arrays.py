@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, TypedDict
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 import msgspec
 import numpy as np
@@ -110,8 +110,9 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The tokenizer's padding; -1, which no tokenizer has, if it is also `eod`, as in Megatron.
     reset_position_ids, reset_attention_mask : bool
         Whether positions, and what a token may attend to, restart after `eod`.
-    eod_mask_loss : bool
-        Whether there is no loss where the token is `eod`.
+    eod_mask_loss : bool or "documents"
+        Whether there is no loss where the token is `eod`; with "documents", where a document ends,
+        whatever tokens are in it: this needs `inter_document_masking`.
     create_attention_mask : bool
         Whether samples have an attention mask, of sequence length squared bytes. Unlike
         Megatron's, the default is False: attention kernels make their own.
@@ -128,7 +129,7 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pad: Token = -1
     reset_position_ids: bool = False
     reset_attention_mask: bool = False
-    eod_mask_loss: bool = False
+    eod_mask_loss: bool | Literal["documents"] = False
     create_attention_mask: bool = False
     inter_document_masking: bool = False
     allow_ambiguous_pad_tokens: bool = False
@@ -138,10 +139,12 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         given = [
             name
             for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
-            if getattr(self, name)
+            if getattr(self, name) is True
         ]
         if self.eod is None and given:
             raise ConfigError(f"{', '.join(given)}: give the end-of-document token as eod=")
+        if self.eod_mask_loss == "documents" and not self.inter_document_masking:
+            raise ConfigError("eod_mask_loss='documents': give inter_document_masking=True, too")
 
     @property
     def padding(self) -> int:
@@ -162,7 +165,7 @@ class SampleFields(TypedDict, total=False):
     pad: int
     reset_position_ids: bool
     reset_attention_mask: bool
-    eod_mask_loss: bool
+    eod_mask_loss: bool | Literal["documents"]
     create_attention_mask: bool
     inter_document_masking: bool
     allow_ambiguous_pad_tokens: bool
@@ -292,6 +295,10 @@ class SampleDataset(SplitDataset[SampleReader]):
         named = {_KERNEL_NAMES.get(name, name): values for name, values in arrays.items()}
         readings = [getattr(index, "reading", None) for index in indices]
         here.read(members.tolist(), samples, named, readings)
+        if self.options.eod_mask_loss == "documents":
+            bounds = arrays["cu_seqlens"]
+            rows, columns = np.nonzero((bounds > 0) & (bounds < arrays["loss_mask"].shape[1]))
+            arrays["loss_mask"][rows, bounds[rows, columns] - 1] = 0.0
         for row, index in enumerate(indices):
             if index is None:
                 arrays["loss_mask"][row] = 0.0
@@ -308,7 +315,8 @@ class SampleDataset(SplitDataset[SampleReader]):
                 )
         options = self.options
         end = NO_TOKEN if options.eod is None else options.eod
-        rules = SampleRules(options.padding, end, options.eod_mask_loss, options.reset_position_ids)
+        by_token = options.eod_mask_loss is True
+        rules = SampleRules(options.padding, end, by_token, options.reset_position_ids)
         return SampleReader(split, rules)
 
 

@@ -25,10 +25,10 @@ from distcache.train.rows import RowDataset
 
 def draw_permutation(seed: int, size: int) -> Drawn:
     """Return torch's permutation with a seed: by the kernel, if this version draws as it does."""
-    return Permutation(seed, size) if _is_torchs_own() else _Whole(seed, size)
+    return Permutation(seed, size) if _is_torchs_own() else WholePermutation(seed, size)
 
 
-class _Whole:
+class WholePermutation:
     """The same as `Permutation`, drawn by torch, with memory for all of it."""
 
     def __init__(self, seed: int, size: int) -> None:
@@ -36,10 +36,12 @@ class _Whole:
         self.position = 0
 
     def next(self, out: NDArray[np.int64]) -> None:
+        """Fill an array with the next values."""
         out[:] = self._values[self.position : self.position + len(out)]
         self.position += len(out)
 
     def skip(self, count: int) -> None:
+        """Pass over values."""
         self.position += count
 
 
@@ -241,16 +243,16 @@ class ResumableSampler(Sampler[list[int | None]]):
     def __iter__(self) -> Iterator[list[int | None]]:
         """Yield this rank's batches, from `consumed_samples` to the end of the epoch.
 
-        Issues a `LoaderWarning` if an earlier pass has left nothing, or if a library deals the
-        batches to ranks again.
+        Issues a `LoaderWarning` if there is no batch, or if a library deals the batches to ranks
+        again.
         """
-        if self._served and not len(self):
-            warnings.warn(
-                f"distcache's {self!r}: no batch is left; make another sampler, or give "
-                "consumed_samples",
-                LoaderWarning,
-                stacklevel=2,
+        if not len(self):
+            why = (
+                "is left; make another sampler, or give consumed_samples"
+                if self._served
+                else f"can be made: {self._left()} samples are left, and a step takes {self.step}"
             )
+            warnings.warn(f"distcache's {self!r}: no batch {why}", LoaderWarning, stacklevel=2)
         if self.data_parallel_size > 1 and (wrapper := _dealt_by()):
             warnings.warn(
                 f"distcache's {self!r}: {wrapper} distributes the batches over ranks a second "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from distcache.builder.configuration import config_from_mapping
-from distcache.builder.run import build
 from distcache.cache import open_cache
-from distcache.cache.digests import verify_cache
 from distcache.corpus import open_idx
-from distcache.plan import layout
-from distcache.plan.assignment import assign
 from tests.plan.test_make import plan_of, problems_of
 from tests.support import here
-from tests.support.caches import Dying
 from tests.support.corpora import LENGTHS, write_lengths
 from tests.support.mds_corpora import write_tokens
 from tests.support.processes import start
-from tests.support.threads import run_ranks
 
 LENGTH = 64
 Row = list[tuple[int, int, int]]
@@ -109,63 +101,9 @@ def test_what_rows_are(
             assert sorted(parts) == [(b, min(b + LENGTH, kept[document])) for b in begins]
 
 
-def test_more_samples_change_none_of_those_before(tmp_path: Path) -> None:
-    """And passes differ from one another."""
-    prefix = write_lengths(tmp_path / "c", LENGTHS["third"])
-    found = []
-    for samples in (1500, 9000):
-        fields = fields_of(prefix, samples={"train": samples})
-        cache = open_cache(here.build(fields, tmp_path / "caches").path)
-        arrays = {name: cache.read(view) for name, view in cache.arrays("sections", 0).items()}
-        found.append(arrays)
-    few, many = found
-    assert len(many["document_index"]) > 3 * len(few["document_index"])
-    for name, values in few.items():
-        assert np.array_equal(values, many[name][: len(values)])
-    size = len(LENGTHS["third"])
-    first, second = many["document_index"][:size], many["document_index"][size : 2 * size]
-    assert sorted(first) == sorted(second)
-    assert not np.array_equal(first, second)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_any_ranks_make_the_same_bytes(
-    ranks: int, tmp_path: Path, limit: Callable[..., None]
-) -> None:
-    """Of sections of several groups, which all of them pack together."""
-    limit("distcache.plan.packing", GROUP=700)
-    prefix = write_lengths(tmp_path / "c", np.tile(LENGTHS["third"], 3))
-    fields = fields_of(prefix, samples={"train": 9000})
-    expected = Path(here.build(fields, tmp_path / "one").path).read_bytes()
-    limit("distcache.plan.layout", SPLITTABLE_FROM=1 << 10)
-    alone = Path(here.build(fields, tmp_path / "alone").path)
-    config = config_from_mapping(fields)
-    items = plan_of(config).items
-    assert bool(assign(items, layout.make_layout(items), ranks).sliced) == (ranks > 1)
-    outcomes, aborted = run_ranks(ranks, lambda c: build(c, config, tmp_path / "more").path)
-    assert not aborted
-    assert len(set(map(str, outcomes))) == 1
-    assert Path(str(outcomes[0])).read_bytes() == alone.read_bytes()
-    assert len(expected) <= len(alone.read_bytes())
-    verify_cache(open_cache(alone), 1)
-    arrays = [
-        {name: cache.read(view).tobytes() for name, view in cache.arrays("sections", 0).items()}
-        for cache in (open_cache(tmp_path / "one" / alone.name), open_cache(alone))
-    ]
-    assert arrays[0] == arrays[1]
-
-
-def test_keys_and_problems(tmp_path: Path) -> None:
-    """What changes rows changes the key, and nothing of other orders; the rest is refused."""
+def test_problems(tmp_path: Path) -> None:
+    """What packed rows cannot have is refused."""
     prefix = write_lengths(tmp_path / "c", LENGTHS["plain"])
-    plain = {key: value for key, value in fields_of(prefix).items() if key != "order"}
-    keys = [
-        plan_of(fields_of(prefix, **more)).key
-        for more in ({}, {"documents_per_sample": 3}, {"longer": "drop"}, {"window": 3})
-    ]
-    assert len(set(keys)) == 3
-    assert keys[0] == keys[3]
-    assert plan_of(plain).key not in keys
     for wrong, expected in (
         ({"order": "megatron", "documents_per_sample": 3}, "documents_per_sample: is of order"),
         ({"order": "passes", "longer": "drop"}, "longer: is of order: packed"),
@@ -196,22 +134,3 @@ def test_views_and_shards(tmp_path: Path) -> None:
             for document, begin, end in row:
                 found[document] = found.get(document, 0) + end - begin
         assert found == {n: int(size) for n, size in enumerate(idx.lengths) if size}
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{}, {"phases": [{"samples": 300, "weights": [1, 0]}, {"samples": 200, "weights": [1, 2]}]}],
-)
-def test_a_build_that_ended_is_resumed(more: dict[str, Any], tmp_path: Path) -> None:
-    """To the same bytes."""
-    prefixes = [write_lengths(tmp_path / n, LENGTHS[n]) for n in ("plain", "second")]
-    fields = fields_of(prefixes[0]) | {"split": "90,10,0"} | more
-    fields["samples"] = {"train": 0 if more else 500, "valid": 40, "test": 0}
-    weighted = [{"path": path, "weight": 1.0} for path in prefixes]
-    fields["blend"] = prefixes if more else weighted
-    expected = Path(here.build(fields, tmp_path / "whole").path).read_bytes()
-    with pytest.raises(RuntimeError, match="ended in reading back"):
-        here.build(fields, tmp_path / "again", progress=Dying("reading back"))
-    resumed = here.build(fields, tmp_path / "again")
-    assert resumed.resumed > 0
-    assert Path(resumed.path).read_bytes() == expected

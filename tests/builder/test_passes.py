@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from distcache.builder.configuration import config_from_mapping
 from distcache.builder.passes import pass_windows, sample_bounds
-from distcache.builder.run import build
 from distcache.cache import Cache, open_cache
 from distcache.corpus import open_idx
 from distcache.corpus.mds.shard_table import read_table
@@ -25,7 +23,6 @@ from tests.plan.test_make import plan_of
 from tests.support import here
 from tests.support.mds_corpora import DOCUMENTS, fields_of, write_tokens
 from tests.support.mds_writer import write_mds
-from tests.support.threads import run_ranks
 
 
 def section_of(begin: int, end: int, epochs: int, window: int | None) -> SectionPlan:
@@ -78,37 +75,12 @@ def test_samples_are_of_the_window_in_which_they_end(
 
 
 @pytest.mark.parametrize("order", ["passes", "windows"])
-@pytest.mark.parametrize("extra", [True, False])
-def test_more_samples_change_none_of_those_before(order: str, extra: bool, tmp_path: Path) -> None:
-    """A cache of more passes begins with all samples of one of fewer, also in a blend."""
-    for name in ("a", "b"):
-        here.index(write_tokens(tmp_path / f"{name}-data"), tmp_path / name)
-    fields = fields_of(str(tmp_path / "a"), str(tmp_path / "b"))
-    fields |= {"order": order, "window": 2, "add_extra_token": extra}
-    caches = [
-        open_cache(here.build(fields | {"samples": {"train": n}}, tmp_path / "caches").path)
-        for n in (150, 900)
-    ]
-    for member in range(2):
-        sections = [int(cache.table("members")["section"][member]) for cache in caches]
-        few, many = (arrays_of(c, s) for c, s in zip(caches, sections, strict=True))
-        assert len(many["document_index"]) > len(few["document_index"])
-        for name, values in few.items():
-            assert np.array_equal(values, many[name][: len(values)]), name
-    few, many = (
-        {name: cache.read(view) for name, view in cache.arrays("blends", 0).items()}
-        for cache in caches
-    )
-    for name, values in few.items():
-        assert np.array_equal(values, many[name][: len(values)]), name
-
-
-@pytest.mark.parametrize("order", ["passes", "windows"])
 def test_tokens_in_passes(order: str, tmp_path: Path) -> None:
     """Each pass has every document once, samples are cut as always, each comes once."""
     here.index(write_tokens(tmp_path / "data"), tmp_path / "c")
     prefix = str(tmp_path / "c")
-    fields = fields_of(prefix) | {"order": order, "window": 2, "split": "1", "blend": [prefix]}
+    window = {"window": 2} if order == "windows" else {}
+    fields = fields_of(prefix) | {"order": order, "split": "1", "blend": [prefix]} | window
     built = here.build(fields, tmp_path / "caches")
     found = arrays_of(open_cache(built.path))
     documents = found["document_index"]
@@ -130,39 +102,6 @@ def test_tokens_in_passes(order: str, tmp_path: Path) -> None:
         begins = found["sample_index"][shuffle.astype(np.int64), 0]
         # Of any 3 successive windows' samples, those of at most 3 windows' shards.
         assert max(len(set(shards[begins[k : k + 5]].tolist())) for k in range(60)) <= 5
-
-
-def test_orders_have_keys_of_their_own(tmp_path: Path) -> None:
-    """Orders have keys of their own, and so have windows of other sizes."""
-    here.index(write_tokens(tmp_path / "data"), tmp_path / "c")
-    fields = fields_of(str(tmp_path / "c"))
-    plans = [
-        plan_of(fields | more)
-        for more in (
-            {},
-            {"window": 3},
-            {"order": "passes"},
-            {"order": "passes", "window": 3},
-            {"order": "windows"},
-            {"order": "windows", "window": 3},
-        )
-    ]
-    keys = [plan.key for plan in plans]
-    assert keys[0] == keys[1]
-    assert keys[2] == keys[3]
-    assert len(set(keys)) == 4
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_the_number_of_ranks_changes_no_byte(ranks: int, tmp_path: Path) -> None:
-    """Whoever builds."""
-    here.index(write_tokens(tmp_path / "data"), tmp_path / "c")
-    fields = fields_of(str(tmp_path / "c")) | {"order": "windows", "window": 2}
-    expected = here.build(fields, tmp_path / "one")
-    config = config_from_mapping(fields)
-    outcomes, _ = run_ranks(ranks, lambda c: build(c, config, tmp_path / "more").path)
-    assert len(set(map(str, outcomes))) == 1
-    assert Path(str(outcomes[0])).read_bytes() == Path(expected.path).read_bytes()
 
 
 def test_rows_have_one_array(tmp_path: Path) -> None:

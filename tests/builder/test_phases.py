@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import distcache
 from distcache.builder.blends import PhasedBlender
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.run import build
 from distcache.cache import open_cache
-from distcache.errors import ConfigError
+from distcache.errors import ConfigError, CorpusError
 from distcache.kernels import Blender
 from distcache.megatron.export import export
 from distcache.megatron.names import Naming
@@ -33,6 +35,8 @@ from tests.node.agents import run
 from tests.plan.test_make import plan_of, problems_of
 from tests.support import here
 from tests.support.corpora import LENGTHS, write_lengths
+from tests.support.processes import start
+from tests.support.scripted_s3 import ScriptedS3
 from tests.support.threads import run_ranks
 
 
@@ -167,6 +171,7 @@ def test_any_ranks_make_the_same_bytes(
 @pytest.mark.parametrize(
     ("phases", "more", "expected"),
     [
+        ([], {}, r"phases: Expected `array` of length >= 1"),
         ([{"samples": 5, "weights": [1, 2]}], {}, "2 for 3 corpora"),
         ([{"samples": 5, "tokens": 9, "weights": [1, 2, 3]}], {}, "give samples, or tokens"),
         ([{"steps": 5, "weights": [1, 2, 3]}], {}, "steps with batch_size"),
@@ -291,7 +296,6 @@ def test_what_cannot_be_continued(tmp_path: Path) -> None:
             "third is missing",
         ),
         ({"phases": [{"samples": 90_000, "weights": [1, 1, 3]}]}, "whose section has"),
-        ({"phases": []}, "give phases"),
     ):
         wrong = fields | {"continue": {"cache": old, "samples": 700}, "phases": more} | change
         with pytest.raises(ConfigError, match=expected):
@@ -363,3 +367,100 @@ def test_phases_without_a_blend(of: str, tmp_path: Path) -> None:
         config = config_from_mapping(fields)
         assert {member.split for member in plan_of(config).members} == {"valid"}
     assert not any("phases" in text for text in plan_warnings(config, plan_of(config)))
+
+
+@pytest.mark.parametrize("order", ["megatron", "passes"])
+@pytest.mark.parametrize("left", ["idx", "bin", ""])
+def test_a_corpus_that_is_drawn_no_more_may_go(order: str, left: str, tmp_path: Path) -> None:
+    """The cache that follows is the same without its files; nothing that follows reads them."""
+    old = here.build(fields_of(tmp_path, THREE, order=order), tmp_path / "caches").path
+    more = [{"samples": 50, "weights": [1, 0, 2]}]
+    fields = fields_of(tmp_path, more, order=order)
+    second = fields | {"continue": {"cache": old, "samples": 700}}
+    whole = here.build(second, tmp_path / "caches", "whole")
+    for suffix in {"idx", "bin"} - {left}:
+        (tmp_path / f"second.{suffix}").unlink()
+    found = here.build(second, tmp_path / "caches", "found")
+    assert Path(found.path).read_bytes()[4096:] == Path(whole.path).read_bytes()[4096:]
+    assert found.key == whole.key
+    for name in ("whole", "found"):  # the one was built when all files were there
+        here.localize(tmp_path / "caches" / f"{name}.h5", tmp_path / "store")
+    assert not list((tmp_path / "store").rglob("second*"))
+    for local in (None, tmp_path / "store"):
+        cache = distcache.open(found.path, local=local)
+        for split, begin in (("train", 700), ("valid", 0)):
+            dataset = cache.dataset(split)
+            for position in range(begin, len(dataset), 7):
+                dataset[position]
+    (tmp_path / "second.json").write_text(json.dumps(second))
+    assert start(["explain", tmp_path / "second.json", found.path]).returncode == 0
+    assert start(["verify", found.path, "--corpora"]).returncode == (3 if left == "idx" else 0)
+    third = fields | {"continue": {"cache": found.path, "samples": 720}}
+    assert here.build(third, tmp_path / "caches", "third").key
+
+
+def test_a_corpus_that_is_drawn_no_more_stays_where_it_is(
+    server: ScriptedS3, tmp_path: Path
+) -> None:
+    """Neither nodes nor a bucket get it, also if it is there, or another one is."""
+    old = here.build(fields_of(tmp_path, THREE), tmp_path / "caches").path
+    fields = fields_of(tmp_path, [{"samples": 50, "weights": [1, 0, 2]}])
+    fields |= {"continue": {"cache": old, "samples": 700}}
+    new = here.build(fields, tmp_path / "caches", "new").path
+    write_lengths(tmp_path / "second", np.full(9, 9))
+    here.localize(new, tmp_path / "store")
+    assert not list((tmp_path / "store").rglob("second*"))
+    words = ["upload", new, "--out", "s3://lake/caches", "--corpora"]
+    done = start(words, environment=server.environment)
+    assert done.returncode == 0, done.stderr
+    assert not [name for name in server.objects if "second" in name]
+    (tmp_path / "third.bin").unlink()
+    for again in (words, ["localize", new, "--store", tmp_path / "other"]):
+        done = start(again, environment=server.environment)
+        assert done.returncode == 5, done.stderr
+        assert "third.bin" in done.stderr
+
+
+def test_what_is_drawn_must_not_be_gone(tmp_path: Path) -> None:
+    """By training that follows, or by a validation set that names it."""
+    fields = fields_of(tmp_path, THREE)
+    old = here.build(fields, tmp_path / "caches").path
+    (tmp_path / "second.idx").unlink()
+    second = fields | {"continue": {"cache": old, "samples": 700}}
+    for weights in ([1, 0.1, 2], [0, 1, 1]):
+        with pytest.raises(CorpusError, match=r"second\.idx: no such file"):
+            plan_of(second | {"phases": [{"samples": 50, "weights": weights}]})
+    with pytest.raises(CorpusError, match=r"second\.idx: no such file"):
+        plan_of(fields)
+
+
+def test_a_corpus_that_stands_twice_is_gone_only_if_both_have_ended(tmp_path: Path) -> None:
+    """One of the two is still drawn."""
+    fields = fields_of(tmp_path, [{"samples": 50, "weights": [1, 1]}])
+    plain, second = fields["blend"][:2]
+    old = here.build(fields | {"blend": [plain, second]}, tmp_path / "caches").path
+    more = {"continue": {"cache": old, "samples": 40}, "blend": [plain, second, plain]}
+    more["phases"] = [{"samples": 20, "weights": [0, 1, 1]}]
+    (tmp_path / "plain.bin").unlink()
+    with pytest.raises(CorpusError, match=r"plain\.bin: cannot be read"):
+        plan_of(fields | more)
+
+
+def test_one_corpus_alone_is_continued(tmp_path: Path) -> None:
+    """As a run of one phase: by the samples that it asked for, or by one pass."""
+    fields = fields_of(tmp_path, [{"samples": 50, "weights": [1, 1]}])
+    blend = fields["blend"][:2]
+    for name, samples in (("some", {"train": 300, "valid": 0}), ("pass", {"train": None})):
+        first = {k: v for k, v in fields.items() if k != "phases"} | {"samples": samples}
+        old = here.build(first | {"blend": blend[:1]}, tmp_path / "caches", name)
+        more = {"continue": {"cache": old.path, "samples": 120}, "blend": blend}
+        new = here.build(fields | more, tmp_path / "caches", f"next-{name}")
+        corpora, samples_of = blend_of(new.path)
+        assert not corpora[:120].any()
+        assert samples_of[:120].tolist() == list(range(120))
+        alone = distcache.open(old.path).dataset("train")
+        following = distcache.open(new.path).dataset("train")
+        for position in (0, 50, 119):
+            assert np.array_equal(alone[position]["tokens"], following[position]["tokens"])
+        with pytest.raises(ConfigError, match=r"and .* has"):
+            plan_of(fields | more | {"continue": {"cache": old.path, "samples": 10**6}})

@@ -57,11 +57,29 @@ def test_linked_sections(
     limit: Callable[..., None],
 ) -> None:
     """No rank holds more than its slice."""
-    limit("distcache.plan.costs", LINK_SHARE=0.0)
-    limit("distcache.plan.costs", DRAW_SHARE=0.0)
+    limit("distcache.plan.costs", LINK_SHARE=0.0, DRAW_SHARE=0.0)
     plan = here.plan(large_config)
     assert len(assign(plan.items, make_layout(plan.items), ranks).linked) == 2
     assert build_by(ranks, large_config, shared) == serial_bytes
+
+
+def test_links_are_taken_where_they_cost_nothing(
+    large_config: dict[str, Any], limit: Callable[..., None]
+) -> None:
+    """All large sections where links cost nothing, and some of them with 2,048 ranks."""
+    plan = here.plan(large_config)
+    layout = make_layout(plan.items)
+    assert len(assign(plan.items, layout, 2048).linked) > 0
+    limit("distcache.plan.costs", LINK_SHARE=0.0, DRAW_SHARE=0.0)
+    for ranks in (2, 3, 4):
+        assert len(assign(plan.items, layout, ranks).linked) == 2
+
+
+def test_two_threads_of_one_process(
+    large_config: dict[str, Any], serial_bytes: bytes, shared: Path
+) -> None:
+    """A second thread takes half of a large section."""
+    assert Path(here.build(large_config, shared, threads=2).path).read_bytes() == serial_bytes
 
 
 @pytest.fixture(scope="module", params=["by weight", "exhaustive"])

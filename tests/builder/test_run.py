@@ -103,21 +103,6 @@ def test_a_finished_cache_is_found(blend_config: dict[str, Any], shared: Path) -
     assert os.stat(second.path).st_mtime_ns == written.st_mtime_ns
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_build_that_ended_is_resumed(
-    blend_config: dict[str, Any], shared: Path, phase: str, tmp_path: Path
-) -> None:
-    """Nothing visible is left, and the next build makes the same bytes."""
-    whole = Path(here.build(blend_config, tmp_path / "whole").path).read_bytes()
-    with pytest.raises(RuntimeError, match=phase):
-        here.build(blend_config, shared, progress=Dying(phase))
-    assert visible(shared) == []
-    outcome = here.build(blend_config, shared)
-    assert outcome.resumed == (12 if PHASES.index(phase) > 2 else 0)
-    assert Path(outcome.path).read_bytes() == whole
-    assert not list(shared.glob(".*"))
-
-
 def test_what_is_resumed_is_verified(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,11 @@ from distcache.errors import (
 from distcache.ranks import sending
 from distcache.ranks.communicator import Communicator
 from tests.support import here
-from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.buckets import name_of
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.threads import run_ranks
 
 TO = "s3://lake/run"
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
-    """An empty bucket."""
-    with ScriptedS3() as s3, fresh_process_of_buckets(monkeypatch, s3.environment):
-        yield s3
 
 
 @pytest.fixture

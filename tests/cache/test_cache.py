@@ -23,22 +23,7 @@ from distcache.cache.inspect import inspect_document
 from distcache.errors import CacheCorrupt, DistcacheError, NotReady
 from distcache.plan import layout
 from tests.support import here
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, corpora: dict[str, str]) -> Path:
-    """A small cache with several sections and a blend."""
-    fields = {
-        "sequence_length": 16,
-        "split": "90,10,0",
-        "samples": {"train": 50, "valid": 5, "test": 0},
-        "blend": [
-            {"path": corpora["plain"], "weight": 0.5},
-            {"path": corpora["second"], "weight": 0.5},
-        ],
-        "tokenizer": {"class": "X"},
-    }
-    return Path(here.build(fields, tmp_path_factory.mktemp("built")).path)
+from tests.support.odd import odd
 
 
 @pytest.fixture
@@ -174,6 +159,9 @@ def test_sizes_of_plan_and_format_fit() -> None:
         ("members", "split", b"\xff"),
         ("sections", "source", 5),
         ("sections", "document_index_type", b"|O"),
+        ("sections", "document_index_type", b"<i8"),
+        ("sections", "sample_index_type", b"<i2"),
+        ("sections", "shuffle_index_type", b"<i4"),
         ("sections", "sample_index_rows", 2**62),
         ("sections", "shuffle_index_offset", 2**63),
         ("identity", None, ord("x")),
@@ -230,21 +218,38 @@ def test_opening_costs_the_same_for_many_corpora(corpora: dict[str, str], tmp_pa
 
 
 LAID_OUT = """
-import errno, resource, sys
+import errno, sys
 from distcache.cache.format import DatasetPlace
 from distcache.cache.skeleton import front_bytes
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+begin = 1 << 18
+places = [
+    DatasetPlace(f"group{n // 3}", f"array{n}", "i4", (1024,), begin + 4096 * n) for n in range(300)
+]
+places.append(DatasetPlace("group", "small", "i4", (3,), begin + 4096 * 300))
 try:
-    front_bytes(sys.argv[1], 8192, [DatasetPlace("group", "array", "i4", (1000,), 8192)])
+    print(len(front_bytes(sys.argv[1], begin, places)))
 except OSError as error:
     print(errno.errorcode[error.errno], error.filename == sys.argv[1])
 """
 
 
-def test_a_file_that_cannot_be_laid_out(tmp_path: Path) -> None:
-    """HDF5's own error becomes one of the system, wherever its file ends."""
-    for most in (1, 5000, 9000):
-        words = [sys.executable, "-c", LAID_OUT, str(tmp_path / "layout"), str(most)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-        assert done.stdout == "EFBIG True\n", done.stderr
-        assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("call", range(1, 7))
+def test_a_disk_that_is_full_as_the_file_is_laid_out(
+    call: int, library: Path, tmp_path: Path
+) -> None:
+    """It is an error of the system, and HDF5 does not end the process."""
+    struck = tmp_path / "struck"
+    (tmp_path / "disk").mkdir()
+    words = odd(library, f"strike=full:write:{call}:/disk/ struck={struck}")
+    done = subprocess.run(
+        [sys.executable, "-c", LAID_OUT, str(tmp_path / "disk" / "layout")],
+        env=os.environ | words,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    expected = "ENOSPC True\n" if struck.exists() else f"{1 << 18}\n"
+    assert (done.stdout, done.returncode) == (expected, 0), done.stderr
+    assert struck.exists() or call > 1
+    assert list((tmp_path / "disk").iterdir()) == []

@@ -9,10 +9,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distcache.cache import open_cache
 from distcache.cli.commands import COMMANDS, PANELS, load
+from tests.support import here
+from tests.support.corpora import write_lengths
 from tests.support.processes import DISTCACHE, start
 from tests.support.texts import write_shard
 
@@ -99,8 +102,11 @@ def test_a_whole_training_command(corpora: dict[str, str], shared: Path, tmp_pat
     assert "mid_level_dataset_surplus: training asks for 0.3" in weighted.stderr
     ramped = start([*to, "--", *words, "--rampup-batch-size", "4", "4", "10"])
     assert ramped.returncode == 0, ramped.stderr  # --megatron says that it changes nothing
+    launched = ["torchrun", "--nnodes", "2", "--nproc-per-node=2", "pretrain_gpt.py"]
+    options = words[words.index("pretrain_gpt.py") + 1 :]
+    assert start(["plan", *launched, *options]).returncode == 0  # those of a launcher are its own
     typo = start([*to, "--tokeniser", "f"])
-    assert (typo.returncode, "--tokeniser f" in typo.stderr) == (2, True)
+    assert (typo.returncode, "did you mean --tokenizer?" in typo.stderr) == (2, True)
     unknown = start(["plan", "--", *words, "--no-such"])
     assert unknown.returncode == 0
     misspelt = start(["plan", "--rnaks", "4", "--", *words])
@@ -285,11 +291,11 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
         (["build", "x.yaml", "-o", "/tmp", "--memory-limit", "lots"], 2, "is not a size"),
         (["build", "x.yaml", "-o", "/tmp", "--name", "a/b"], 2, "file name"),
         (["nothing"], 2, "nothing"),
-        (["inspect"], 2, "Missing argument"),
+        (["inspect"], 2, "missing argument"),
         (["plan", "x.yaml", "--ranks", "1000000000"], 2, "65536"),
         (["build", "x.yaml", "-o", "/tmp", "--threads", "10000000"], 2, "1024"),
         (["ready", "/none/x.h5", "--wait", "nan"], 2, "expected a path, and seconds"),
-        (["merge", "/none/a", "/none/b", "-o", "/tmp/a\nb/c"], 3, "no such file"),
+        (["merge", "/none/a", "/none/b", "-o", "/tmp/a\nb/c"], 5, "no such file"),
         (["merge", "/none/\udcff", "-o", "/tmp/c"], 2, "is not UTF-8"),
         (["convert", "/none/\udcff", "-o", "/tmp/c"], 2, "is not UTF-8"),
         (["check", "/none/\udcff"], 2, "is not UTF-8"),
@@ -330,25 +336,32 @@ def test_a_full_log_ends_no_build(config: Path, shared: Path, log_format: str) -
 def test_names_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
     """Brackets in a path are no colours."""
     done = start(["check", tmp_path / "[red]x", tmp_path / "[/y]"])
-    assert done.returncode == 3
+    assert done.returncode == 5
     assert "[red]x.idx" in done.stdout
     assert "[/y].idx" in done.stdout
 
 
 def test_help_has_examples() -> None:
-    """Help has examples of every command; and the exit codes stand at the top."""
-    text = start(["--help"]).stdout
-    assert "6 no space" in text.replace("\n", " ")
-    for panel, names in PANELS.items():
-        listed = text.partition(f"{panel}:\n")[2].partition("\n\n")[0].splitlines()
-        assert [line.split()[0] for line in listed] == list(names)
-        assert max(map(len, listed)) <= 80
+    """Help of distcache fits a terminal; that of each command has examples."""
+    lines = start(["--help"]).stdout.splitlines()
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 80
+    assert "6 no space" in " ".join(lines)
+    first, *others = PANELS
+    place = lines.index(f"{first}:") + 1
+    assert [line.split()[0] for line in lines[place : place + 6]] == list(PANELS[first])
+    for panel in others:
+        (listed,) = (line for line in lines if line.startswith(f"  {panel} "))
+        assert listed.removeprefix(f"  {panel} ").split() == list(PANELS[panel])
     assert sum(map(len, PANELS.values())) == len(COMMANDS)
     for command in COMMANDS:
         loaded = load(command)
         for name, each in getattr(loaded, "commands", {"": loaded}).items():
             assert "Example" in (each.help or ""), (command, name)
             assert f"distcache {command} {name}".strip() in each.help, (command, name)
+            options = [one for one in each.params if one.param_type_name == "option"]
+            texts = [one.name for one in options if one.type.name == "str" and not one.metavar]
+            assert texts == [], (command, name)
 
 
 def test_importing_has_no_side_effects() -> None:
@@ -472,3 +485,99 @@ def test_job_scripts(tmp_path: Path) -> None:
         wrong = start(["slurm-scripts", place])
         assert wrong.returncode == 2
         assert f"{place}: " in wrong.stderr
+
+
+def test_errors_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --json an error is a document, unless one says already what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    for words, code, said in (
+        (["plan", "none.yaml", "--json"], 5, "no such configuration"),
+        (["verify", "--json"], 2, "missing argument"),
+        (["verify", tmp_path, "--json"], 2, "is a directory"),
+    ):
+        done = start(words)
+        error = json.loads(done.stdout)["error"]
+        assert (done.returncode, error["exit_code"]) == (code, code)
+        assert said in error["problems"][0]
+        assert error["problems"][0] in done.stderr
+    done = start(["check", tmp_path / "none", "--json"])
+    assert done.returncode == 5
+    assert json.loads(done.stdout)["faults"][0]["missing"]
+    assert start(["plan", "none.yaml"]).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["build", "c.yaml", "--outt", "x"], "unknown option or word: --outt; did you mean --out?"),
+        (["build", "c.yaml", "--output", "x"], "unknown option or word: --output; did you mean --"),
+        (["report", "--jsn", "c.h5"], "unknown option or word: --jsn; did you mean --json?"),
+        (["trace", "--stesp", "1", "c.h5"], "unknown option or word: --stesp; did you mean --ste"),
+        (["doctor", "--jsno"], "unknown option or word: --jsno; did you mean --json?"),
+        (["export", "c.h5", "--megtron", "0.16"], "unknown option or word: --megtron; did you m"),
+        (["build", "c.yaml"], "missing option '--out' / '-o'"),
+        (["verify"], "missing argument 'cache'"),
+        (["verify", "a", "b"], "got unexpected extra argument"),
+        (["verify", "a", "--thraeds", "2"], "no such option: --thraeds"),
+        (["show", "a", "--tokens", "x"], "invalid value for '--tokens'"),
+        (["nonsense"], "no such command 'nonsense'"),
+        (["local", "nonsense"], "no such command 'nonsense'"),
+    ],
+)
+def test_words_that_are_no_use_of_a_command(words: list[str], said: str) -> None:
+    """Each is one sentence of the same form; a misspelt option is named before a missing one."""
+    done = start(words)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"distcache: {said}")
+    assert line.endswith("--help")
+
+
+def test_the_name_of_a_cache_may_have_its_suffix(config: Path, shared: Path) -> None:
+    """Both are the same file."""
+    for name, reused in (("a.h5", False), ("a", True)):
+        done = start(["build", config, "-o", shared, "--name", name, "--json"])
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert (found["path"], found["reused"]) == (str(shared / "a.h5"), reused)
+
+
+def test_a_corpus_is_named_by_any_of_its_files(tmp_path: Path) -> None:
+    """Also where one is made."""
+    write_lengths(tmp_path / "a", np.full(9, 9))
+    done = start(["merge", tmp_path / "a.idx", tmp_path / "a.bin", "-o", tmp_path / "out.bin"])
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.idx").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["check", "none"], ["show", "none"], ["merge", "none", "-o", "x"]]
+)
+def test_a_corpus_that_is_missing(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not found; one with a file that is missing is unsound."""
+    monkeypatch.chdir(tmp_path)
+    assert start(words).returncode == 5
+    write_lengths(tmp_path / "none", np.full(9, 9))
+    (tmp_path / "none.bin").unlink()
+    assert start(words).returncode == 3
+
+
+def test_progress_of_what_reads_everything(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Each of these says what it reads, on standard error."""
+    cache = here.build(blend_config, shared, "c").path
+    here.localize(cache, tmp_path / "store")
+    for words, phase in (
+        (["verify", cache, "--corpora"], "reading the cache"),
+        (["check", blend_config["blend"][0]["path"]], "checking corpora"),
+        (["check", blend_config["blend"][0]["path"], "--vocab-size", 70_000], "reading tokens of"),
+        (["local", "verify", "--store", tmp_path / "store"], "reading the copy of"),
+    ):
+        done = start([*words, "--log-format", "json"])
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+        assert any(phase in line["message"] for line in lines), done.stderr
+        assert start([*words, "--log-format", "none"]).stderr.count(phase) == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from typer.testing import CliRunner
 from distcache.cli.main import app
 from distcache.corpus.idx import open_idx
 from distcache.errors import DistcacheError
-from tests.ledger.runs import Tokens, build_numbered
 from tests.ledger.test_steps import line
+from tests.orders.orders import Tokens, build_numbered
 from tests.support.processes import start
 from tests.support.texts import train_bpe, write_jsonl
 
@@ -107,7 +109,7 @@ def test_columns_are_those_of_all_jobs(cache: Path, tmp_path: Path) -> None:
     """A job whose steps were skipped, or rolled back, has its columns after one without any."""
     logs = [tmp_path / "0.log", tmp_path / "1.log"]
     logs[0].write_text("".join(line(n, 8 * n, 8) for n in range(1, 7)))
-    again = "".join(line(n, 8 * n, 8) for n in range(5, 10))
+    again = "".join(line(n, 8 * n, 8) for n in (5, 7, 8, 9))  # 6 is skipped
     logs[1].write_text(
         "------------------------ arguments ------------------------\n"
         "  iterations_to_skip .............. [6]\n"
@@ -122,23 +124,135 @@ def test_columns_are_those_of_all_jobs(cache: Path, tmp_path: Path) -> None:
     assert {(row["step"], row["job"]) for row in found if row["skipped"]} == {(6, 1)}
 
 
+LOADED = " successfully loaded checkpoint from /c [ t 1/1, p 1/1 ] at iteration {}\n"
+
+
+def test_what_was_seen_in_a_step_that_no_log_has_is_found(cache: Path, tmp_path: Path) -> None:
+    """A document of a job whose log is lost: its position is said, without a step, and a note."""
+    log = tmp_path / "later.log"
+    log.write_text(LOADED.format(5) + "".join(line(n, 8 * n, 8) for n in (6, 7, 8)))
+    document = rows("trace", cache, "--positions", "3")[0]
+    word = f"{document['corpus']}:{document['document']}"
+    done = start(["trace", cache, "--find", word, "--log", log, "--split", "train", "--json"])
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(row) for row in done.stdout.splitlines()]
+    (early,) = [row for row in found if row["position"] == 3]
+    unknown = ("step", "job", "skipped", "rolled_back")
+    assert [early[name] for name in unknown] == [None] * 4
+    assert "samples 0 to 39 of the run were consumed by steps after iteration 0" in done.stderr
+    table = tmp_path / "t.parquet"
+    run("trace", cache, "--find", word, "--log", log, "--split", "train", "-o", table)
+    assert pq.read_table(table).to_pylist() == found
+
+
+def test_logs_are_packed_or_several_or_of_other_forks(cache: Path, tmp_path: Path) -> None:
+    """By gzip; as the words that a shell makes of a pattern; and with = for a colon."""
+    lines = [line(n, 8 * n, 8) for n in range(1, 13)]
+    whole = tmp_path / "whole.log"
+    whole.write_text("".join(lines))
+    steps = ["trace", cache, "--steps", "1:13"]
+    expected = rows(*steps, "--log", whole)
+    packed = tmp_path / "whole.log.gz"
+    packed.write_bytes(gzip.compress(whole.read_bytes()))
+    assert rows(*steps, "--log", packed) == expected
+    files = [tmp_path / f"job-{number}.log" for number in (10, 8, 9)]  # as a shell sorts them
+    for file, begin in zip(files, (8, 0, 4), strict=True):
+        file.write_text((LOADED.format(begin) if begin else "") + "".join(lines[begin : begin + 4]))
+    found = rows(*steps, "--log", *files, "--global-batch-size", "8")
+    assert [row["job"] for row in found] == [(row["step"] - 1) // 4 for row in expected]
+    assert [row | {"job": 0} for row in found] == expected
+    other = tmp_path / "other.log"
+    other.write_text(
+        "".join(
+            f"iteration={n:8d}/ 100 | consumed_samples={8 * n:9d} | global_batch_size=    8 | \n"
+            for n in range(1, 13)
+        )
+    )
+    assert rows(*steps, "--log", other) == expected
+
+
+def test_options_count_instead_of_those_of_a_log(cache: Path, tmp_path: Path) -> None:
+    """What a log lacks, or a release that it does not name, is given beside it."""
+    log = tmp_path / "train.log"
+    text = "--- arguments ---\n iterations_to_skip .... [2]\n train_iters .... nan\n"
+    text += "--- end of arguments ---\n" + "".join(line(n, 8 * n, 8) for n in (5, 10))
+    log.write_text(text.replace("---\n iter", "---\n log_interval ..... 5\n iter"))
+    done = start(["trace", cache, "--steps", "1:11", "--log", log, "--json"])
+    assert done.returncode == 0, done.stderr
+    assert "train_iters: 'nan' is no value of this option" in done.stderr
+    assert "give --megatron RELEASE" in done.stderr
+    words = ["--megatron", "0.16", "--micro-batch-size", "2", "--data-parallel-size", "2"]
+    found = rows("trace", cache, "--steps", "1:11", "--log", log, *words)
+    assert {row["step"] for row in found if row["skipped"]} == {3}
+    assert {row["rank"] for row in found} == {0, 1}
+
+
+def test_what_is_left_of_a_logged_run(cache: Path, tmp_path: Path) -> None:
+    """A log says how many samples were consumed, and which of them training did not learn from."""
+    log = tmp_path / "train.log"
+    text = "--- arguments ---\n iterations_to_skip .... [2]\n--- end of arguments ---\n"
+    log.write_text(text + "".join(line(n, 8 * n, 8) for n in (1, 3, 4, 5)))
+    done = start(["rest", cache, "--log", log, "-o", tmp_path / "a", "--json"])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["after"][0]["samples"] == 40
+    assert found["after"][0]["learned"] == [[0, 8], [16, 40]]
+    said = "the run consumed 40 samples: 5 steps of 1 job, 1 step skipped"
+    assert said in done.stderr
+    inputs = sum(
+        row["end"] - row["begin"] - row["label_only"]
+        for row in rows("trace", cache, "--positions", "0:40")
+        if not 8 <= row["position"] < 16
+    )
+    assert sum(one["trained_tokens"] for one in found["corpora"]) == inputs
+    done = start(["report", cache, "--log", log, "--json"])
+    assert json.loads(done.stdout)["samples"] == 40
+    assert said in done.stderr
+    for words, message in [
+        (["--samples", "3", "--log", log], "give one of the two"),
+        ([], "give what training has consumed: --log FILE, --samples N"),
+    ]:
+        assert message in run("rest", cache, "-o", tmp_path / "b", *words, code=2)
+    words = ["--log", log, "--split", "valid"]
+    assert "leave --samples and --split out" in run("report", cache, *words, code=2)
+
+
+def test_documents_are_found_without_training(tmp_path: Path) -> None:
+    """In a cache that has validation only."""
+    valid = build_numbered(tmp_path, split="0,1,0", samples={"train": 0, "valid": 20, "test": 0})
+    found = rows("trace", valid, "--find", f"{tmp_path}/corpora/short:all")
+    assert {row["split"] for row in found} == {"valid"}
+
+
 def test_what_cannot_be_asked_is_refused(cache: Path, tmp_path: Path) -> None:
     """Each wrong question gets one clear answer."""
     empty = tmp_path / "empty.log"
     empty.write_text("nothing\n")
+    pipe, cut = tmp_path / "pipe", tmp_path / "cut.log.gz"
+    os.mkfifo(pipe)
+    cut.write_bytes(gzip.compress(line(1, 8, 8).encode() * 1000)[:-20])
     for words, said in [
         ([], "give one of --steps, --positions and --find"),
         (["--steps", "1", "--positions", "2"], "give one of"),
         (["--steps", "1"], "follows from --log FILE"),
+        (["--step", "5:8"], "did you mean --steps?"),
         (["--steps", "x"], "expected a number, or A:B"),
         (["--steps", "4:4", "--global-batch-size", "8"], "has nothing in it"),
+        (["--steps", "0:2", "--global-batch-size", "8"], "steps have numbers from 1 on"),
         (["--positions", "0:99999"], "from 0 on"),
         (["--steps", "1", "--log", empty], "has no line of an iteration"),
+        (["--steps", "1", "--log", tmp_path], "is a directory: give its logs, as --log"),
+        (["--steps", "1", "--log", pipe], "Not a regular file"),
+        (["--steps", "1", "--log", tmp_path / "none.log"], "No such file"),
+        (["--steps", "1", "--log", cut], "cannot be read"),
+        (["--steps", "1", "--global-batch-size", "9" * 20], "is more than"),
+        (["--steps", "1", "--global-batch-size", "4", "--train-samples", "9" * 20], "is more than"),
         (["--find", "nowhere:5"], "is neither a corpus"),
         (["--find", "nowhere"], "expected CORPUS:NUMBERS"),
         (["--steps", "1", "--global-batch-size", "8", "--datset", "1"], "did you mean --dataset?"),
         (["--steps", "1", "--global-batch-size", "8", "--micro-batch-size", "0"], "be positive"),
         (["--find", f"{cache.parent.parent}/corpora/short:9999"], "has 200 documents"),
+        (["--positions", ""], "--positions"),
         (["--positions", "1", "--split", "test"], "has no split 'test'"),
         (
             ["--positions", "1", "--text", "1"],
@@ -146,6 +260,28 @@ def test_what_cannot_be_asked_is_refused(cache: Path, tmp_path: Path) -> None:
         ),
     ]:
         assert said in run("trace", cache, *words, code=2), words
+
+
+def test_a_directory_of_caches_is_named(cache: Path, tmp_path: Path) -> None:
+    """By all three, with the caches in it."""
+    for words in (["trace", "--positions", "1"], ["report"], ["rest", "--samples", "9"]):
+        more = ["-o", tmp_path / "rest"] if words[0] == "rest" else []
+        said = run(words[0], cache.parent, *words[1:], *more, code=2)
+        assert f"is a directory; the caches in it are {cache}" in said
+
+
+def test_a_pattern_that_no_shell_has_expanded(cache: Path, tmp_path: Path) -> None:
+    """Its files are in the order of their numbers; one without a line is said."""
+    for number, steps in ((9, (1, 2, 3)), (10, (3, 4)), (11, ())):
+        text = "".join(line(n, 8 * n, 8) for n in steps)
+        (tmp_path / f"job-{number}.out").write_text(text)
+    done = start(["trace", cache, "--steps", "4", "--log", tmp_path / "job-*.out", "--json"])
+    assert done.returncode == 0, done.stderr
+    assert f"note: {tmp_path}/job-11.out: has no line of an iteration" in done.stderr
+    assert "the run consumed 32 samples: 5 steps of 2 jobs, 1 step rolled back" in done.stderr
+    assert "matches no file" in run(
+        "trace", cache, "--steps", "4", "--log", tmp_path / "no-*", code=2
+    )
 
 
 def test_a_log_of_another_run_is_said(cache: Path, tmp_path: Path) -> None:
@@ -167,6 +303,10 @@ def test_a_report(cache: Path, tmp_path: Path) -> None:
     assert "13 windows" in said
     assert "expected a number" in run("report", cache, "--window", "x", code=2)
     assert "--global-batch-size" in run("report", cache, "--window", "3steps", code=2)
+    said = run("report", cache, "-o", tmp_path / "none" / "r.html", code=2)
+    assert "there is no directory" in said
+    assert "is a directory" in run("report", cache, "-o", tmp_path, code=2)
+    assert "unknown option or word: --widow" in run("report", cache, "--widow", "3", code=2)
 
 
 def test_what_is_left_is_said(cache: Path, tmp_path: Path) -> None:

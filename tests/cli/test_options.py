@@ -1,19 +1,24 @@
-"""Options of commands that structs declare."""
+"""Options that structs declare, and the schema of a configuration."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import jsonschema
 import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from distcache.builder.configuration import config_from_mapping
+from distcache.cli.build import configuration_schema
 from distcache.cli.options import with_options
 from distcache.errors import ConfigError
 from distcache.option import Option
 from distcache.storage.units import parse_positive_size
+from tests.support.processes import start
 
 
 class Baking(msgspec.Struct, frozen=True):
@@ -91,3 +96,62 @@ def test_help_is_that_of_the_fields() -> None:
     for text in ("-f, --flour <str> Kind of flour.", "[default: 2K]", "<round|long>", "1<=x<=9"):
         assert text in shown, shown
     assert "secret" not in shown
+
+
+BLEND = {"sequence_length": 32, "split": "9,1,0", "blend": ["a", {"path": "b"}]}
+READ: list[dict[str, Any]] = [
+    BLEND,
+    BLEND | {"samples": {"train": 100, "valid": None}, "order": "passes"},
+    {"sequence_length": 8, "blend_per_split": {"train": [{"path": "a", "weight": 0.5}]}},
+    {"seq_length": 8, "data_path": ["1", "a"], "split": "9,1,0", "train_iters": 1,
+     "global_batch_size": 2, "eval_iters": 0, "eval_interval": 1},
+    {"seq-length": 8, "data-path": ["1", "a"], "split": "9,1,0", "train-iters": 1,
+     "global-batch-size": 2, "eval-iters": 0, "eval-interval": 1},
+    {"seq_length": 8, "data_path": ["1", "a"], "split": "9,1,0", "train_iters": 1,
+     "global_batch_size": 2, "tensor-model-parallel-size": 4, "bf16": True},
+    BLEND | {"blend": "a"},
+    BLEND | {"blend": "30 a 70.5 b", "samples": {"train": "300B tokens", "valid": "12e3"}},
+    BLEND | {"blend": [30, "a", "7e1", "b"], "samples": {"train": 1e6, "valid": "1M"}},
+    BLEND | {"blend": [["0.5", "a"], [0.5, "b"]], "samples": {"train": 9}},
+    BLEND | {"blend": [{"path": "a", "weight": "0.5"}], "samples": {"train": 9}},
+    {"sequence_length": 8, "blend_per_split": {"train": "0.5 a 0.5 b"}, "samples": {"train": 9}},
+    BLEND | {"phases": [{"weights": [1, 2], "tokens": "12e3"}, {"weights": [2, 1], "steps": 2.0,
+                                                               "batch_size": "1k"}]},
+    BLEND | {"slurm": {"sbatch": ["--exclusive"]}, "tokenizer": {"class": "X"}},
+]  # fmt: skip
+WRONG: list[dict[str, Any]] = [
+    BLEND | {"sequnce_length": 3},
+    BLEND | {"sequence_length": 0},
+    BLEND | {"blend": [{"path": "a", "wieght": 1}]},
+    BLEND | {"order": "random"},
+    BLEND | {"phases": []},
+    BLEND | {"samples": {"train": "many"}},
+    BLEND | {"of_command": True},
+    BLEND | {"data_path": ["1", "a"]},
+    {"sequnce_length": 3},
+    {"blend": ["a"]},
+]
+
+
+@pytest.mark.parametrize("fields", READ)
+def test_what_is_read(fields: dict[str, Any]) -> None:
+    """Both the schema and distcache take it."""
+    jsonschema.validate(fields, configuration_schema())
+    config_from_mapping(fields)
+
+
+@pytest.mark.parametrize("fields", WRONG)
+def test_what_is_wrong(fields: dict[str, Any]) -> None:
+    """The schema refuses it, as distcache does."""
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(fields, configuration_schema())
+    if "of_command" not in fields:
+        with pytest.raises(ConfigError):
+            config_from_mapping(fields)
+
+
+def test_the_command() -> None:
+    """The command prints a schema that is one."""
+    done = start(["schema"])
+    assert done.returncode == 0
+    jsonschema.Draft202012Validator.check_schema(json.loads(done.stdout))

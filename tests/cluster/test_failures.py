@@ -22,7 +22,6 @@ from tests.cluster.jobs import (
     wait_for,
 )
 from tests.cluster.node import STORAGE
-from tests.cluster.settings import SCRIPTS
 from tests.support.terminal import interrupt, require_sane
 from tests.support.waiting import wait_until
 
@@ -112,29 +111,6 @@ def test_a_wrong_mpi_plugin(
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert not story.cache.exists()
-
-
-@pytest.mark.more
-def test_a_node_dies_during_a_build(cluster: Cluster, shared: Path, tmp_path: Path) -> None:
-    """The job ends and says so; a resubmission resumes, to the same bytes."""
-    story = Story.long(shared)
-    options = ("--no-requeue", "--nodes=3", "--ntasks-per-node=2")
-    words = (story.config, story.caches, "c")
-    victim = cluster.node("node3")
-    job = story.sbatch(SCRIPTS / "build.sbatch", *words, options=options)
-    try:
-        story.wait_for_records()
-        victim.kill()
-        wait_for(job, "NODE_FAIL", "FAILED", limit=DEAD_WITHIN)
-        assert "node3" in story.log(job), story.log(job)
-        done = recorded(story.caches, "c")
-        assert not story.cache.exists()
-    finally:
-        cluster.restart(victim)
-    again = story.sbatch(SCRIPTS / "build.sbatch", *words, options=options)
-    assert wait_for(again, "COMPLETED", "FAILED") == "COMPLETED", story.log(again)
-    assert story.record().resumed >= len(done)
-    assert story.difference(tmp_path) == ""
 
 
 def test_a_node_dies_while_localizing(cluster: Cluster, shared: Path) -> None:

@@ -1,8 +1,11 @@
-"""The whole story on three nodes: submitted, built, localized, read under torchrun."""
+"""The whole story on three nodes, what sites have besides, and the cluster itself."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,24 @@ from tests.cluster.epoch import digest
 from tests.cluster.jobs import Story, command, environment, wait_for
 from tests.cluster.settings import LOCAL, SCRIPTS
 from tests.support.processes import LAUNCHERS
+
+
+def test_nodes_have_private_disks(cluster: Cluster) -> None:
+    """What one writes to its own disk, no other sees, and the head neither."""
+    names = cluster.settings.names
+    assert sorted(run("srun", "-N3", "hostname").split()) == names
+    run("srun", "-N3", "sh", "-c", "hostname > /local/who")
+    assert sorted(run("srun", "-N3", "cat", "/local/who").split()) == names
+    assert not Path("/local/who").exists()
+
+
+def test_the_network_filesystem_is_shared(cluster: Cluster, shared: Path) -> None:
+    """And what a node reads of it comes through its own network card."""
+    (shared / "bytes").write_bytes(bytes(8 << 20))
+    before = [node.received() for node in cluster.nodes]
+    run("srun", "-N3", "md5sum", shared / "bytes")
+    after = [node.received() for node in cluster.nodes]
+    assert all(b - a > 8 << 20 for a, b in zip(before, after, strict=True))
 
 
 @pytest.fixture
@@ -105,3 +126,54 @@ def test_the_scripts_of_a_site(cluster: Cluster, shared: Path, tmp_path: Path) -
     state = wait_for(job, "COMPLETED", "FAILED")
     assert state == "COMPLETED", story.log(job)
     assert story.difference(tmp_path) == ""
+
+
+PLUGIN = Path(__file__).with_name("stand_in.c")
+CORES = 2
+SHAPE = ("--nodes", "3", "--ntasks-per-node", "1", "--cpus-per-task", str(CORES))
+
+
+@pytest.fixture(scope="module")
+def site(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with tasks bound to their cores, and a plugin of the site."""
+    before = cluster.settings
+    library = before.base / "stand_in.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, PLUGIN], check=True)
+    before.plugins.write_text(f"required {library}\n")
+    try:
+        cluster.reconfigure(replace(before, bound=True, cpus=CORES))
+        yield cluster
+    finally:
+        before.plugins.unlink()
+        cluster.reconfigure(before)
+
+
+@pytest.mark.more
+def test_steps_have_the_cores_of_their_job(site: Cluster, shared: Path, tmp_path: Path) -> None:
+    """A step gets one core unless it asks: the threads of a build say what it has."""
+    story = Story.small(shared)
+    job = story.sbatch(SCRIPTS / "build.sbatch", story.config, story.caches, "c", options=SHAPE)
+    assert wait_for(job, "COMPLETED", "FAILED") == "COMPLETED", story.log(job)
+    assert story.record().threads == CORES
+    assert len(story.record().ranks) == 3
+    assert story.difference(tmp_path) == ""
+
+
+@pytest.mark.more
+def test_containers(site: Cluster, shared: Path, tmp_path: Path) -> None:
+    """Options of a site's plugin reach the step, from a command line or a configuration."""
+    noted = shared / "tasks"
+    expected = [f"node{number} {number - 1} {CORES}" for number in (1, 2, 3)]
+    story = Story.small(shared)
+    words = ["submit", story.config, "-o", story.caches, *SHAPE, "--wait", "--json"]
+    given = command(*words, "--name", "c", f"--srun=--container-image={noted}")
+    assert given.returncode == 0, given.stderr
+    assert sorted(noted.read_text().splitlines()) == expected
+    assert story.difference(tmp_path) == ""
+
+    noted.unlink()
+    fields = story.fields | {"slurm": {"srun": [f"--container-image={noted}"]}}
+    story.config.write_text(json.dumps(fields))
+    configured = command(*words, "--name", "d")
+    assert configured.returncode == 0, configured.stderr
+    assert sorted(noted.read_text().splitlines()) == expected

@@ -11,7 +11,7 @@ import pytest
 
 from distcache.corpus import CorpusFacts
 from distcache.corpus.corpus import KEPT_INDEX, keeping_indices, open_examined
-from distcache.corpus.examine import WORTH_WAITING, threads_worth
+from distcache.corpus.examine import WORTH_WAITING, threads_at
 from distcache.errors import CorpusError
 from tests.support import here
 from tests.support.corpora import write_lengths
@@ -92,5 +92,5 @@ def test_one_opening_serves_an_examination(facts: list[CorpusFacts], opened: lis
 
 def test_threads_are_for_files_that_take_long() -> None:
     """Several open files only where the first ones took long; others would wait for each other."""
-    assert threads_worth(WORTH_WAITING, 8) == 8
-    assert threads_worth(WORTH_WAITING / 2, 8) == 1
+    assert threads_at(WORTH_WAITING, 8) == 8
+    assert threads_at(WORTH_WAITING / 2, 8) == 1

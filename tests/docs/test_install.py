@@ -22,6 +22,7 @@ PROJECT: dict[str, Any] = tomllib.loads((TOP / "pyproject.toml").read_text())["p
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs").glob("*.md"))]
 SOURCES = [*sorted((TOP / "distcache").rglob("*.py")), *sorted((TOP / "slurm").iterdir())]
+WHEEL = re.compile(r"distcache_megatron-([\d.]+)-cp")
 INSTALLED = re.compile(r"""pip install (?:-\S+ )*(["']?)([^\s"'`\[]+)(?:\[([\w,]+)\])?""")
 
 
@@ -51,15 +52,24 @@ def test_the_table_of_extras_is_that_of_the_package() -> None:
     assert listed == EXTRA_OF
     every = EXTRAS["all"][0]
     assert every == f"{DISTRIBUTION}[{','.join(extra for extra in EXTRAS if extra != 'all')}]"
-    readme = (TOP / "README.md").read_text()
-    assert all(f"| `{extra}` |" in readme for extra in EXTRAS)
+    page = (TOP / "docs" / "install.md").read_text()
+    assert all(f"| `{extra}` |" in page for extra in EXTRAS)
 
 
 def test_the_changelog_begins_with_this_version() -> None:
-    """Its newest section, and the wheel that the README names."""
+    """Its newest section, and the wheel that pages name."""
     changelog = (TOP / "CHANGELOG.md").read_text()
     assert re.findall(r"^## \[([^\]]+)\]", changelog, re.MULTILINE)[0] == distcache.__version__
-    assert f"distcache_megatron-{distcache.__version__}-" in (TOP / "README.md").read_text()
+    named = {name for page in PAGES for name in WHEEL.findall(page.read_text())}
+    assert named == {distcache.__version__}
+
+
+def test_the_first_screen_is_short() -> None:
+    """At most 450 words, and no extra is needed for what it tries."""
+    screen = (TOP / "README.md").read_text().split("<!-- end of the first screen -->")[0]
+    assert len(screen.split()) <= 450
+    assert "[mpi]" not in screen
+    assert "torch==" not in screen
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens
 from tests.support import here
+from tests.support.corpora import write_lengths
 from tests.support.mds_corpora import write_tokens
 from tests.support.processes import start
 from tests.support.texts import read_corpus, write_jsonl, write_shard
@@ -141,13 +142,15 @@ def test_a_source_that_has_changed(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_another_tokenizer(corpus: Path, tokenizers: Path, tmp_path: Path) -> None:
-    """Another tokenizer is refused for reading back."""
+    """It is a fault of the corpus that is read back, and keeps no other from being looked at."""
     copy = tmp_path / "tokenizer.json"
     copy.write_text((tokenizers / "tokenizer.json").read_text().replace("<s>", "<S>"))
-    facts = here.facts([corpus])
-    receipts, _ = receipts_beside(facts)
-    with pytest.raises(CorpusError, match="name the right one with --tokenizer"):
-        here.audit(facts, receipts, readback=3, tokenizer=str(copy))
+    other = write_lengths(tmp_path / "other", np.full(3, 5))
+    facts = here.facts([corpus, other])
+    receipts, _ = receipts_beside([str(corpus)])
+    found = here.audit(facts, receipts, vocabulary=2, readback=3, tokenizer=str(copy))
+    assert [fault.prefix for fault in found] == [str(corpus)] * (len(found) - 1) + [str(other)]
+    assert any("name the right one with --tokenizer" in fault.message for fault in found)
 
 
 def test_the_command(corpus: Path, tmp_path: Path) -> None:

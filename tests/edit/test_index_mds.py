@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,16 +16,10 @@ from hypothesis import strategies as st
 from distcache.corpus.mds.index_json import CODECS
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.receipt import read_receipt
-from distcache.edit.index_mds import index_mds
-from distcache.edit.mds_scan import MdsOptions
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
-from distcache.ranks.communicator import Communicator
 from tests.support import here
 from tests.support.mds_corpora import DOCUMENTS, documents_of, virtual_bin, write_tokens
 from tests.support.mds_writer import write_mds
-from tests.support.odd import odd
-from tests.support.processes import start
-from tests.support.threads import run_ranks
 
 pytestmark = pytest.mark.wild
 
@@ -58,33 +51,6 @@ def test_tokens_of_any_encoding(
     assert not (tmp_path / "c.bin").exists()
     assert read_receipt(tmp_path / "c.receipt.json") == receipt
     assert here.index(data, tmp_path / "c", dtype=stated, vocabulary=60_000) == receipt
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 7])
-def test_the_number_of_ranks_changes_no_byte(ranks: int, tmp_path: Path) -> None:
-    """Of several data sets of different numbers of shards and compressions."""
-    sets = [
-        write_tokens(tmp_path / "a", per_shard=3),
-        write_tokens(tmp_path / "b", codec="zstd"),
-        write_tokens(tmp_path / "c", per_shard=40),
-    ]
-    directories = list(map(str, sets))
-
-    def make(communicator: Communicator) -> None:
-        out = str(tmp_path / f"out{communicator.size}")
-        index_mds(communicator, directories, out, MdsOptions(), 2)
-
-    make(here.ALONE)
-    outcomes, aborted = run_ranks(ranks, make)
-    assert (outcomes, aborted) == ([None] * ranks, [])
-    for suffix in ("idx", "shards", "receipt.json"):
-        one, several = (tmp_path / f"out{size}.{suffix}" for size in (1, ranks))
-        if suffix == "receipt.json":
-            known = [json.loads(path.read_text()) | {"corpus": ""} for path in (one, several)]
-            assert known[0] == known[1]
-        else:
-            assert one.read_bytes() == several.read_bytes()
-    assert documents_of(tmp_path / "out1") == [d.tolist() for d in DOCUMENTS] * 3
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 39])
@@ -175,21 +141,6 @@ def test_empty_records_are_sequences_without_tokens(tmp_path: Path) -> None:
     receipt = here.index(data, tmp_path / "c", dtype="int32")
     assert documents_of(tmp_path / "c") == [[], [0, 1, 2], []]
     assert receipt.inputs[0].empty == 2
-
-
-def test_a_killed_run_goes_on(library: Path, opened: list[str], tmp_path: Path) -> None:
-    """What is journaled is not read again, unless it was written to."""
-    data = write_tokens(tmp_path / "data", codec="zstd")
-    shards = sorted(data.glob("*.zstd"))
-    strike = odd(library, f"strike=kill:read:1:{shards[4]}")
-    died = start(["index", "mds", data, "-o", tmp_path / "c", "--threads", 1], environment=strike)
-    assert died.returncode == -9
-    shards[1].write_bytes(shards[1].read_bytes())
-    here.index(data, tmp_path / "c")
-    read = {path for path in opened if path.endswith(".zstd")}
-    assert read == {str(path) for path in (shards[1], *shards[4:])}
-    assert documents_of(tmp_path / "c") == [document.tolist() for document in DOCUMENTS]
-    assert not list(tmp_path.glob(".c*"))
 
 
 def test_other_options_do_not_take_the_name(tmp_path: Path) -> None:

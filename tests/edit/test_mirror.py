@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress
 from distcache.storage.locks import LOCK
 from tests.support import here
-from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.mds_writer import write_mds
 from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
@@ -26,13 +24,6 @@ from tests.support.threads import run_ranks
 pytestmark = pytest.mark.slow
 
 TOKENS = [{"tokens": np.arange(n, n + 9, dtype=np.int32)} for n in range(60)]
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
-    """An empty bucket."""
-    with ScriptedS3() as s3, fresh_process_of_buckets(monkeypatch, s3.environment):
-        yield s3
 
 
 def put(server: ScriptedS3, directory: Path, name: str) -> None:

@@ -19,11 +19,9 @@ from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.idx import HEADER_SIZE
 from distcache.corpus.receipt import Receipt, read_receipt
 from distcache.corpus.view_bytes import token_pieces
-from distcache.edit.copy_corpora import copy_corpora
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection, hash_numbers
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
-from distcache.ranks.communicator import Communicator
 from tests.plan.test_make import plan_of
 from tests.support import here
 from tests.support.corpora import LENGTHS, write_corpus, write_lengths
@@ -185,34 +183,6 @@ def test_a_view_of_a_view_materialized(tmp_path: Path) -> None:
     assert documents_of(tmp_path / "merged") == expected
     assert read_corpus(tmp_path / "merged")
     assert faults_of(tmp_path / "merged", merged) == []
-
-
-@pytest.mark.parametrize("ranks", [2, 5])
-def test_the_number_of_ranks_changes_no_byte(
-    ranks: int, tmp_path: Path, limit: Callable[..., None]
-) -> None:
-    """The number of ranks changes no byte of a view, nor of what is made of it."""
-    limit("distcache.edit.select", PIECE_DOCUMENTS=100)
-    limit("distcache.edit.copy_corpora", STRIPE_BYTES=64)
-    parent = write_lengths(tmp_path / "all", LENGTHS["second"])
-
-    def make(communicator: Communicator) -> None:
-        name = f"{communicator.size}"
-        options = SelectOptions(Selection(sample=0.5))
-        select(communicator, parent, str(tmp_path / f"view{name}"), options)
-        copy_corpora(
-            communicator,
-            [str(tmp_path / f"view{name}")],
-            str(tmp_path / f"own{name}"),
-            kind="materialize",
-        )
-
-    make(here.ALONE)
-    outcomes, aborted = run_ranks(ranks, make)
-    assert (outcomes, aborted) == ([None] * ranks, [])
-    for file in ("view{}.idx", "own{}.idx", "own{}.bin"):
-        one, several = (tmp_path / file.format(size) for size in (1, ranks))
-        assert one.read_bytes() == several.read_bytes()
 
 
 def test_a_readback_goes_through_to_the_sources(tmp_path: Path) -> None:

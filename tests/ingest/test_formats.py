@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
+import gzip
 import json
 import lzma
 import subprocess
@@ -17,9 +17,9 @@ import pytest
 
 from distcache.corpus.receipt import read_receipt
 from distcache.edit.source_readback import read_back
-from distcache.errors import ConfigError, CorpusError
-from distcache.ingest.inputs import TextOptions, TokenOptions
-from distcache.ingest.pipeline import IngestOutcome, ingest
+from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.ingest.inputs import TextOptions, find_inputs, require_unchanged
+from distcache.ingest.pipeline import IngestOutcome
 from distcache.ingest.readers import tables
 from distcache.ingest.readers.text import TextReader
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
@@ -27,7 +27,6 @@ from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from tests.support import here
 from tests.support.processes import DISTCACHE, LIMIT, clean_environment, start
 from tests.support.texts import read_corpus
-from tests.support.threads import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -63,26 +62,6 @@ def test_names_that_say_nothing(tokenizers: Path, tmp_path: Path) -> None:
         text([tmp_path / "wiki" / "wiki_01.xz"], tokenizers, tmp_path / "no", format="parquet")
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("suffix", "packed"), [("bz2", bz2.compress), ("xz", lzma.compress)])
-def test_compressions_of_python(suffix: str, packed: Any, tokenizers: Path, tmp_path: Path) -> None:
-    """Several streams in one file are one; a missing end is an error."""
-    path = tmp_path / f"a.jsonl.{suffix}"
-    path.write_bytes(packed(LINES) + packed(LINES))
-    assert text([path], tokenizers, tmp_path / "out").documents == 10
-    path.write_bytes(packed(LINES * 50_000)[:-20])
-    with pytest.raises(CorpusError, match="cannot be read from here on"):
-        text([path], tokenizers, tmp_path / "cut")
-    path.write_bytes(packed(LINES) + b"something else")
-    with pytest.raises(CorpusError, match="cannot be read from here on"):
-        text([path], tokenizers, tmp_path / "more")
-    second = bytearray(packed(LINES))
-    second[0] ^= 1
-    path.write_bytes(packed(LINES) + second + packed(LINES))
-    with pytest.raises(CorpusError, match="cannot be read from here on"):
-        text([path], tokenizers, tmp_path / "flipped")
-
-
 def test_padding_between_streams_of_xz(tokenizers: Path, tmp_path: Path) -> None:
     """Padding between streams of xz is part of the format."""
     path = tmp_path / "a.jsonl.xz"
@@ -114,81 +93,22 @@ def test_standard_input_and_pipes(tokenizers: Path, tmp_path: Path) -> None:
     assert "give --format" in refused.stderr
 
 
-def test_a_file_of_texts_in_every_type(tokenizers: Path, tmp_path: Path) -> None:
-    """Arrow's views and dictionaries; a column of nulls has rows that can be left out."""
-    kinds = [
-        pa.string(),
-        pa.large_string(),
-        pa.string_view(),
-        pa.dictionary(pa.int8(), pa.string()),
-    ]
-    for number, kind in enumerate(kinds):
-        path = tmp_path / f"{number}.parquet"
-        column = pa.array(["hello", "world"], pa.string()).cast(kind)
-        pq.write_table(pa.table({"text": column}), path)
-        assert text([path], tokenizers, tmp_path / f"o{number}").documents == 2
-    pq.write_table(pa.table({"text": pa.nulls(3)}), tmp_path / "null.parquet")
-    both = [tmp_path / "null.parquet", tmp_path / "0.parquet"]
-    with pytest.raises(CorpusError, match="is null"):
-        text(both, tokenizers, tmp_path / "no")
-    assert text(both, tokenizers, tmp_path / "some", on_error="skip").skipped == 3
-
-
-@pytest.mark.parametrize("form", ["stream", "file"])
-def test_arrow_files(form: str, tokenizers: Path, tmp_path: Path) -> None:
-    """As `datasets` saves them, in batches; texts and tokens, on several ranks."""
-    table = pa.table({"input_ids": DOCUMENTS, "text": ["a b", "c", "d"]})
-    path = tmp_path / "data-00000-of-00001.arrow"
-    make = pa.ipc.new_stream if form == "stream" else pa.ipc.new_file
-    with pa.OSFile(str(path), "wb") as stream, make(stream, table.schema) as writer:
-        writer.write_table(table, max_chunksize=2)
-    assert tokens([path], tmp_path / "out") == DOCUMENTS
-    assert text([path], tokenizers, tmp_path / "texts").documents == 3
-    options = TokenOptions(vocabulary=10, eod=0)
-    run_ranks(3, lambda ranks: ingest(ranks, [str(path)], str(tmp_path / "ranks"), options))
-    assert (tmp_path / "ranks.bin").read_bytes() == (tmp_path / "out.bin").read_bytes()
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(CorpusError, match="is not an Arrow file that is whole"):
-        tokens([path], tmp_path / "cut")
-
-
 @pytest.mark.parametrize(
-    "kind",
+    ("line", "reason"),
     [
-        pa.list_(pa.uint16()),
-        pa.large_list(pa.int32()),
-        pa.list_view(pa.int64()),
-        pa.large_list_view(pa.uint8()),
+        ('{"input_ids": [1, "2"]}', "Expected `int`"),
+        ('{"tokens": [1]}', "a list of ids in field 'input_ids'"),
+        ('{"input_ids": [1, 99]}', "token 1 is 99, expected 0 to 9"),
+        ('{"input_ids": [99999999999999999999]}', "64 bits"),
     ],
 )
-def test_lists_of_every_type(kind: pa.DataType, tmp_path: Path) -> None:
-    """Views of lists are lists."""
-    path = tmp_path / "a.arrow"
-    table = pa.table({"input_ids": pa.array(DOCUMENTS, kind)})
-    with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
-        writer.write_table(table)
-    assert tokens([path], tmp_path / "out") == DOCUMENTS
-
-
-def test_json_lines_of_ids(tmp_path: Path) -> None:
-    """An object on each line; what is wrong is named with its line."""
+def test_wrong_lines_of_ids(line: str, reason: str, tmp_path: Path) -> None:
+    """The error names the line, and says why."""
     path = tmp_path / "a.jsonl"
-    lines = [json.dumps({"id": 1, "input_ids": ids}) for ids in DOCUMENTS]
-    path.write_text("\n".join([*lines, "", lines[0]]) + "\n")
-    assert tokens([path], tmp_path / "out") == [*DOCUMENTS, DOCUMENTS[0]]
-    for number, (wrong, reason) in enumerate(
-        [
-            ('{"input_ids": [1, "2"]}', "Expected `int`"),
-            ('{"tokens": [1]}', "a list of ids in field 'input_ids'"),
-            ('{"input_ids": [1, 99]}', "token 1 is 99, expected 0 to 9"),
-            ('{"input_ids": [99999999999999999999]}', "64 bits"),
-        ]
-    ):
-        path.write_text("\n".join([lines[0], wrong, lines[1]]))
-        with pytest.raises(CorpusError, match=r"line 2|row 1") as caught:
-            tokens([path], tmp_path / f"bad{number}")
-        assert reason in str(caught.value)
-        assert tokens([path], tmp_path / f"skip{number}", on_error="skip") == DOCUMENTS[:2]
+    path.write_text(f'{{"input_ids": [1]}}\n{line}\n')
+    with pytest.raises(CorpusError, match=r"line 2|row 1") as caught:
+        tokens([path], tmp_path / "bad")
+    assert reason in str(caught.value)
 
 
 def test_other_fields_of_lines_of_ids(tmp_path: Path) -> None:
@@ -201,16 +121,11 @@ def test_other_fields_of_lines_of_ids(tmp_path: Path) -> None:
         tokens([path], tmp_path / "wrong", column="input_ids")
 
 
-def test_arrays_of_ids(tmp_path: Path) -> None:
-    """With and without a header; documents end where an index says, else at the end token."""
-    flat = np.array([token for document in DOCUMENTS for token in document], np.uint16)
+def test_wrong_arrays_of_ids(tmp_path: Path) -> None:
+    """Whose type or boundaries are not known, and whose index is another's."""
+    flat = np.array([1, 2, 0, 3, 0, 4, 5, 6, 0], np.uint16)
     flat.tofile(tmp_path / "part-0-00000.npy")
-    np.save(tmp_path / "real.npy", flat.astype(np.int32))
     flat.tofile(tmp_path / "000.ds")
-    np.array([3, 5, 5, 9], np.uint64).tofile(tmp_path / "000.ds.index")
-    assert tokens([tmp_path / "part-0-00000.npy"], tmp_path / "a", dtype="uint16") == DOCUMENTS
-    assert tokens([tmp_path / "real.npy"], tmp_path / "b") == DOCUMENTS
-    assert tokens([tmp_path / "000.ds"], tmp_path / "c", dtype="uint16", eod=None) == DOCUMENTS
     for name, fields, reason in (
         ("part-0-00000.npy", {}, "give its type with --dtype"),
         ("part-0-00000.npy", {"dtype": "uint16", "eod": None}, "has no boundaries: give --eod"),
@@ -222,6 +137,135 @@ def test_arrays_of_ids(tmp_path: Path) -> None:
     np.array([3, 2, 9], np.uint64).tofile(tmp_path / "000.ds.index")
     with pytest.raises(CorpusError, match="does not list ascending ends of documents, up to 9"):
         tokens([tmp_path / "000.ds"], tmp_path / "no", dtype="uint16")
+
+
+@pytest.mark.parametrize(
+    ("head", "width"),
+    [
+        ([20240520, 1, 6, 0], 2),
+        ([20240801, 7, 6, 0], 4),
+        ([278895051, 1, 6, 2], 2),
+        ([278895051, 1, 6, 4], 4),
+    ],
+)
+def test_headers_of_nanogpt_are_no_tokens(head: list[int], width: int, tmp_path: Path) -> None:
+    """They say how many tokens follow, of which type; a shard that was cut short is refused."""
+    path = tmp_path / "shard.bin"
+    content = np.array(head + [0] * 252, "<i4").tobytes()
+    content += np.array([1, 2, 0, 3, 4, 0], f"<u{width}").tobytes()
+    path.write_bytes(content)
+    assert tokens([path], tmp_path / "out", format="raw") == [[1, 2, 0], [3, 4, 0]]
+    other = "uint16" if width == 4 else "uint32"
+    with pytest.raises(CorpusError, match=f"has tokens of {width} bytes by its header"):
+        tokens([path], tmp_path / "no", format="raw", dtype=other)
+    path.write_bytes(content[:-4])
+    with pytest.raises(CorpusError, match=f"by which {6 * width} bytes of tokens follow, and"):
+        tokens([path], tmp_path / "no", format="raw")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "cut", "said"),
+    [
+        ([20240522, 1, 6, 0], None, "is a file of llm.c, by its header, that has no shard"),
+        ([20240326, 3, 6, 0], None, "is a file of llm.c, by its header, that has no shard"),
+        ([20240520, 100, 6, 0], None, "of the unknown version 100"),
+        ([20240520, 1, 6, 0, 7], None, "with numbers where it has zeros"),
+        ([278895051, 1, 6, 8], None, "by which a token has 8 bytes"),
+        ([20240520, 1, 6, 0], 600, "which is cut at 600 bytes"),
+        ([20240520], 4, "which is cut at 4 bytes"),
+    ],
+)
+def test_headers_of_nanogpt_that_have_no_tokens(
+    numbers: list[int], cut: int | None, said: str, tmp_path: Path
+) -> None:
+    """They are never taken for tokens."""
+    content = np.array([*numbers, *[0] * (256 - len(numbers)), 1, 2, 0], "<i4").tobytes()
+    (tmp_path / "a.bin").write_bytes(content[:cut])
+    with pytest.raises(CorpusError, match=said):
+        tokens([tmp_path / "a.bin"], tmp_path / "out", format="raw", dtype="uint16")
+
+
+def test_files_of_other_formats_are_no_arrays(tmp_path: Path) -> None:
+    """They are refused by name, whatever type is given; also the tokens of a corpus."""
+    (tmp_path / "a.bin").write_bytes(gzip.compress(bytes(50)))
+    with pytest.raises(CorpusError, match="is compressed by gzip, and no array of token ids"):
+        tokens([tmp_path / "a.bin"], tmp_path / "out", format="raw", dtype="uint16")
+    (tmp_path / "b.npy").write_text('{"vocab_size": 50257}')
+    with pytest.raises(CorpusError, match="is JSON, and no array of token ids"):
+        tokens([tmp_path / "b.npy"], tmp_path / "out", dtype="uint16")
+    (tmp_path / "c.bin").write_bytes(b"\1\2\1\2\1\2\1\2\0once upon\0")
+    done = here.ingest_tokens(
+        [tmp_path / "c.bin"], tmp_path / "bytes", threads=1, format="raw", dtype="uint8", eod=0
+    )
+    assert done.documents == 2
+    with pytest.raises(CorpusError, match=r"is the tokens of a corpus, whose .idx is beside it"):
+        tokens([tmp_path / "bytes.bin"], tmp_path / "out", format="raw", dtype="uint8")
+
+
+def test_a_directory_of_arrays(tmp_path: Path) -> None:
+    """Of a repository with tokens, the files that may be arrays; others by a pattern."""
+    data = tmp_path / "shakespeare"
+    data.mkdir()
+    for name in ("prepare.py", "readme.md", "meta.pkl"):
+        (data / name).write_text("import tiktoken")
+    with pytest.raises(NotReady, match=r"no file with .bin, .ds or .npy; name other files by a p"):
+        tokens([data], tmp_path / "none", format="raw", dtype="uint16")
+    for name in ("train.bin", "b.u16"):
+        np.array([1, 2, 0], np.uint16).tofile(data / name)
+    assert tokens([data], tmp_path / "one", format="raw", dtype="uint16") == [[1, 2, 0]]
+    words = [data, data / "*.u16"]
+    assert len(tokens(words, tmp_path / "two", format="raw", dtype="uint16")) == 2
+
+
+def test_a_mask_beside_an_array(tmp_path: Path) -> None:
+    """As datatrove writes it; it is never lost, unless that is asked for."""
+    np.array([1, 2, 0, 3, 0], np.uint16).tofile(tmp_path / "a.ds")
+    mask = tmp_path / "a.ds.loss"
+    mask.write_bytes(b"\1\1\1\1\1")
+    assert tokens([tmp_path], tmp_path / "all", dtype="uint16") == [[1, 2, 0], [3, 0]]
+    mask.write_bytes(b"\0\0\1\1\1")
+    with pytest.raises(CorpusError, match=r"ds.loss leaves 2 of 5 tokens out of the loss"):
+        tokens([tmp_path / "a.ds"], tmp_path / "out", dtype="uint16")
+    ignored = tokens([tmp_path / "a.ds"], tmp_path / "any", dtype="uint16", masks="ignore")
+    assert ignored == [[1, 2, 0], [3, 0]]
+    mask.write_bytes(b"\1\1")
+    with pytest.raises(CorpusError, match=r"ds.loss has 2 bytes for 5 tokens"):
+        tokens([tmp_path / "a.ds"], tmp_path / "out", dtype="uint16")
+
+
+@pytest.mark.parametrize("ends", [[0, 0, 0], [0, 3, 3, 9], [9, 9], [9]])
+@pytest.mark.parametrize("block", [2, 6, 4 << 20])
+def test_documents_end_where_the_index_says(
+    ends: list[int], block: int, tmp_path: Path, limit: Callable[..., None]
+) -> None:
+    """Also those without a token, wherever they are, and whatever blocks the array is read in."""
+    limit("distcache.ingest.readers.token_arrays", BATCH_BYTES=block)
+    tokens = np.arange(1, ends[-1] + 1, dtype=np.uint16)
+    tokens.tofile(tmp_path / "a.ds")
+    np.array(ends, np.uint64).tofile(tmp_path / "a.ds.index")
+    (tmp_path / "b.jsonl").write_text('{"input_ids": [7]}\n')
+    here.ingest_tokens(
+        [tmp_path / "a.ds", tmp_path / "b.jsonl"], tmp_path / "out", dtype="uint16", empty="keep"
+    )
+    documents = read_corpus(tmp_path / "out")
+    found = [[token for part in one for token in part.tolist()] for one in documents]
+    assert found == [*(part.tolist() for part in np.split(tokens, ends)[:-1]), [7]]
+
+
+def test_the_index_of_an_array_is_no_array(tmp_path: Path) -> None:
+    """Whatever words name it; one without an end is refused, as is one that changes."""
+    np.arange(9, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    np.array([4, 9], np.uint64).tofile(tmp_path / "a.bin.index")
+    fields = {"format": "raw", "dtype": "uint16", "eod": None}
+    for number, words in enumerate([[tmp_path], [tmp_path / "a.bin*"]]):
+        done = here.ingest_tokens(words, tmp_path.with_name(f"{tmp_path.name}-{number}"), **fields)
+        assert (done.documents, done.tokens) == (2, 9)
+    entry = find_inputs([str(tmp_path)], ("raw",), "raw")
+    (tmp_path / "a.bin.index").write_bytes(b"")
+    with pytest.raises(CorpusError, match="has changed while it was read"):
+        require_unchanged(entry)
+    with pytest.raises(CorpusError, match="does not list ascending ends of documents, up to 9"):
+        here.ingest_tokens([tmp_path / "a.bin"], tmp_path / "no", **fields)
 
 
 def test_documents_beyond_a_block_of_an_array(tmp_path: Path, limit: Callable[..., None]) -> None:

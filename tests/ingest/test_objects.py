@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,25 +12,17 @@ from distcache.corpus import bin_path, idx_path
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import receipt_path
 from distcache.edit.copy_corpora import copy_corpora
-from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.ingest.objects import ObjectWork
+from distcache.errors import ConfigError, NotReady
+from distcache.ingest.objects import ObjectWork, _below
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress
 from tests.support import here, texts
-from tests.support.bucket_clients import fresh_process_of_buckets
-from tests.support.buckets import name_of, put_corpus
+from tests.support.buckets import fresh_process_of_buckets, name_of, put_corpus
 from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.threads import run_ranks
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
-    """An empty bucket."""
-    with ScriptedS3() as s3, fresh_process_of_buckets(monkeypatch, s3.environment):
-        yield s3
 
 
 def test_text_in_a_bucket(server: ScriptedS3, tmp_path: Path) -> None:
@@ -111,6 +102,51 @@ def test_corpora_are_merged(server: ScriptedS3, corpora: dict[str, str], tmp_pat
         assert pair[0] == pair[1]
 
 
+def test_a_command_from_a_bucket_again(
+    server: ScriptedS3, corpora: dict[str, str], tmp_path: Path
+) -> None:
+    """It finds what it has made, whose receipt names objects; another object is another corpus."""
+    url = put_corpus(server, corpora["plain"], "s3://lake/in/plain")
+    server.put("lake/a.jsonl", b'{"input_ids": [1, 2]}\n')
+    commands = {
+        "merged": ["merge", url],
+        "made": ["ingest", "tokens", "s3://lake/a.jsonl", "--vocab-size", "9"],
+    }
+    for again in (False, True):
+        for name, own in commands.items():
+            words = [*own, "-o", tmp_path / name, "--work", tmp_path / f"work{again}"]
+            done = start(words, environment=server.environment)
+            assert done.returncode == 0, done.stderr
+    inputs = {
+        name: json.loads(Path(receipt_path(str(tmp_path / name))).read_text())["inputs"]
+        for name in commands
+    }
+    assert inputs["merged"][0]["path"] == url
+    assert inputs["made"][0]["path"] == "s3://lake/a.jsonl"
+    server.put("lake/a.jsonl", b'{"input_ids": [1, 3]}\n')
+    words = [*commands["made"], "-o", tmp_path / "made", "--work", tmp_path / "work"]
+    assert start(words, environment=server.environment).returncode == 7
+    server.put("lake/a.jsonl", b'{"input_ids": [1, 30]}\n')
+    words = [*commands["made"], "-o", tmp_path / "wrong", "--work", tmp_path / "work"]
+    done = start(words, environment=server.environment)
+    assert "distcache: s3://lake/a.jsonl: line 1" in done.stderr, done.stderr
+
+
+def test_standard_input_is_named(tmp_path: Path) -> None:
+    """In receipts and in errors."""
+    words = ["ingest", "tokens", "-", "--format", "jsonl", "--vocab-size", "9"]
+    words += ["-o", tmp_path / "out", "--work", tmp_path / "work"]
+    wrong = start(words, text='{"input_ids": [10]}\n')
+    assert wrong.returncode == 3
+    assert "distcache: standard input: line 1" in wrong.stderr
+    for _ in range(2):
+        done = start(words, text='{"input_ids": [1]}\n')
+        assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(Path(receipt_path(str(tmp_path / "out"))).read_text())["inputs"]
+    assert entry["path"] == "standard input"
+    assert start(words, text='{"input_ids": [2]}\n').returncode == 7
+
+
 def test_what_was_fetched_is_not_fetched_again(server: ScriptedS3, tmp_path: Path) -> None:
     """What was fetched is not fetched again unless the object has changed."""
     server.put("lake/a.jsonl", b"one")
@@ -123,6 +159,19 @@ def test_what_was_fetched_is_not_fetched_again(server: ScriptedS3, tmp_path: Pat
         (path,) = work.inputs(["s3://lake/a.jsonl"])
         assert Path(path).read_bytes() == content
         assert server.bytes_of() == size
+        assert work._lock is not None
+        os.close(work._lock)  # as a killed process does
+
+
+def test_the_index_of_an_array_comes_with_it(server: ScriptedS3, tmp_path: Path) -> None:
+    """Under any name; what an earlier run has left of an index that is gone is not read."""
+    for name in ("b.bin", "b.bin.index"):
+        server.put(f"lake/raw/{name}", b"12345678")
+    for there in (True, False):
+        work = ObjectWork(here.ALONE, str(tmp_path), ["s3://lake/raw/"], NullProgress())
+        (array,) = work.inputs(["s3://lake/raw/"], None, "raw")
+        assert Path(f"{array}.index").exists() == there
+        server.objects.pop("lake/raw/b.bin.index", None)
         assert work._lock is not None
         os.close(work._lock)  # as a killed process does
 
@@ -183,11 +232,40 @@ def test_commands_that_write_files(command: str, corpora: dict[str, str]) -> Non
 def test_tokens_that_were_replaced_since_they_were_examined(
     server: ScriptedS3, corpora: dict[str, str]
 ) -> None:
-    """They are an error, also if nobody has read of the object before."""
+    """They are a fault, also if nobody has read of the object before."""
     url = put_corpus(server, corpora["plain"], "s3://lake/plain")
     with fetched_indices(here.ALONE, [url], NullProgress()):
         facts = here.sound(url)
         assert here.audit({url: facts}, {}, vocabulary=60_000) == []
         server.put("lake/plain.bin", server.objects["lake/plain.bin"][::-1])
-        with pytest.raises(CorpusError, match=r"s3://lake/plain\.bin: is another object"):
-            here.audit({url: facts}, {}, vocabulary=60_000)
+        (fault,) = here.audit({url: facts}, {}, vocabulary=60_000)
+        assert "s3://lake/plain.bin: is another object" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("[ab].jsonl", ["a.jsonl", "b.jsonl"]),
+        ("?.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("*/*.jsonl", ["deep/c.jsonl"]),
+        ("**/*.jsonl", ["a.jsonl", "b.jsonl", "deep/c.jsonl", "deep/er/d.jsonl"]),
+        ("deep/**", ["deep/c.jsonl", "deep/er/d.jsonl", "deep/note.txt"]),
+        (".h*", [".hidden.jsonl"]),
+    ],
+)
+def test_patterns_of_objects(server: ScriptedS3, pattern: str, found: list[str]) -> None:
+    """As those of files: a star is within a name, and what is hidden has to be named."""
+    names = ("a.jsonl", "b.jsonl", "deep/c.jsonl", "deep/er/d.jsonl", "deep/note.txt")
+    for name in (*names, ".hidden.jsonl", "deep/.x/e.jsonl", "odd#?.csv"):
+        server.put(f"lake/text/{name}", b"{}\n")
+    assert _below(f"s3://lake/text/{pattern}", None) == [f"s3://lake/text/{n}" for n in found]
+
+
+def test_a_pattern_that_matches_no_object(server: ScriptedS3) -> None:
+    """It is said below which directory."""
+    server.put("lake/text/a.jsonl", b"{}\n")
+    with pytest.raises(NotReady, match=r"\*.parquet: matches no object below s3://lake/text/"):
+        _below("s3://lake/text/*.parquet", None)
+    with pytest.raises(ConfigError, match="not in the bucket"):
+        _below("s3://la*/text/a", None)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
-from distcache.edit.copy_corpora import copy_corpora
 from distcache.ingest.document_buffer import DocumentBuffer
-from distcache.ingest.inputs import TextOptions, TokenOptions
+from distcache.ingest.inputs import TextOptions
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.rounds import Workers
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
-from distcache.ranks.communicator import Communicator
-from tests.ingest.test_tokens import ROWS
 from tests.support import here
-from tests.support.texts import write_jsonl, write_shard
+from tests.support.texts import write_jsonl
 from tests.support.threads import ThreadCommunicator, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -93,44 +88,3 @@ def test_a_large_file_keeps_nobody_waiting(
     alone = TokenizerOptions(str(tokenizers))
     here.ingest_text(inputs, alone, tmp_path / "one", append_eod=True)
     assert (tmp_path / "one.bin").read_bytes() == (tmp_path / "out.bin").read_bytes()
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize(("shard_size", "empty"), [(None, "drop"), (20_000, "keep")])
-@pytest.mark.parametrize("ranks", [2, 5, 16])
-def test_any_number_of_ranks_makes_the_same_bytes(
-    ranks: int,
-    shard_size: int | None,
-    empty: Literal["drop", "keep"],
-    documents: list[str],
-    tokenizers: Path,
-    tmp_path: Path,
-    limit: Callable[..., None],
-) -> None:
-    """Of text and of token shards: corpora and receipts, and what is merged of them."""
-    limit("distcache.ingest.pieces", MIN_PIECE_BYTES=5_000)
-    text = str(write_jsonl(tmp_path / "a.jsonl", documents))
-    shard = str(write_shard(tmp_path / "a.parquet", ROWS, groups=5))
-    chosen = TokenizerOptions(str(tokenizers))
-
-    def work(world: Communicator) -> None:
-        out = str(tmp_path / str(world.size))
-        options = TextOptions(append_eod=True, shard_size=shard_size, empty=empty)
-        found = ingest(world, [text], f"{out}/text", options, chosen)
-        ingest(world, [shard], f"{out}/tokens", TokenOptions(shard_size=shard_size, empty=empty))
-        copy_corpora(world, [corpus.prefix for corpus in found.corpora], f"{out}/all")
-
-    work(here.ALONE)
-    outcomes, aborted = run_ranks(ranks, work)
-    assert (outcomes, aborted) == ([None] * ranks, [])
-    alone, together = (made(tmp_path / str(count)) for count in (1, ranks))
-    assert len(alone) == 9 or shard_size is not None
-    # A merge is of the corpora that it names, which lie elsewhere.
-    for name in alone.keys() - {"all.receipt.json"}:
-        assert together[name] == alone[name], name
-    assert together.keys() == alone.keys()
-
-
-def made(directory: Path) -> dict[str, bytes]:
-    """Return the content of every file, by name."""
-    return {path.name: path.read_bytes() for path in directory.iterdir()}

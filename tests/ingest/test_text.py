@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import subprocess
@@ -12,8 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import sentencepiece
 import tiktoken
@@ -29,10 +26,11 @@ from distcache.ingest.tokenizers.tiktoken_ranks import MEGATRON_PATTERNS
 from distcache.ingest.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.plan.problems import plan_warnings
+from distcache.ranks.progress import NullProgress
 from tests.plan.test_make import plan_of
 from tests.support import here
 from tests.support.processes import start
-from tests.support.texts import read_corpus, write_jsonl
+from tests.support.texts import END, read_corpus, write_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -92,34 +90,27 @@ def test_the_end_of_documents(tokenizers: Path, documents: list[str], tmp_path: 
     assert single(tmp_path / "out") == [[*ids, 0] for ids in plain(tokenizers, documents) if ids]
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("layout", ["gz", "zst", "several", "txt lines", "txt files", "parquet"])
-def test_every_layout_is_the_same_corpus(
-    layout: str, tokenizers: Path, documents: list[str], tmp_path: Path
-) -> None:
-    """Compressed, in several files, as text or as Parquet."""
-    texts = [" ".join(text.splitlines()) for text in documents]
-    source = tmp_path / "in"
-    source.mkdir()
-    lines = write_jsonl(tmp_path / "all.jsonl", texts).read_bytes()
-    if layout == "gz":
-        (source / "a.jsonl.gz").write_bytes(gzip.compress(lines))
-    elif layout == "zst":
-        with pa.output_stream(str(source / "a.jsonl.zst"), compression="zstd") as stream:
-            stream.write(lines)
-    elif layout == "several":
-        write_jsonl(source / "a.jsonl", texts[:100])
-        write_jsonl(source / "b.ndjson", texts[100:])
-    elif layout == "txt lines":
-        (source / "a.txt").write_text("\r\n".join(texts), encoding="utf-8", newline="")
-    elif layout == "txt files":
-        for place, text in enumerate(texts):
-            (source / f"{place:03}.txt").write_text(text, encoding="utf-8")
-    else:
-        column = pa.array(texts).dictionary_encode()
-        pq.write_table(pa.table({"text": column}), source / "a.parquet", row_group_size=70)
-    run([source], tokenizers, tmp_path / "out", documents="line" if "lines" in layout else "file")
-    assert single(tmp_path / "out") == [ids for ids in plain(tokenizers, texts) if ids]
+class Noting(NullProgress):
+    """Keeps notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        """Keep one."""
+        self.notes.append(message)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_an_end_that_the_text_has(once: bool, tokenizers: Path, tmp_path: Path) -> None:
+    """It is said how many documents have two, and none is appended if that is asked for."""
+    path = write_jsonl(tmp_path / "a.jsonl", [f"one{END}", "two", "", f"three{END}"])
+    progress = Noting()
+    run([path], tokenizers, tmp_path / "out", append_eod=True, eod_once=once, progress=progress)
+    found = single(tmp_path / "out")
+    assert [ids[-1] for ids in found] == [0, 0, 0]
+    assert [ids[-2] == 0 for ids in found] == [not once, False, not once]
+    assert any("2 documents end with two" in note for note in progress.notes) is not once
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet"])

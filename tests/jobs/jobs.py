@@ -6,6 +6,7 @@ A new command is a row of `JOBS`; `test_jobs` and the storm then ask it what the
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tests.support import here, texts
-from tests.support.corpora import write_corpora
+from tests.support.corpora import blend_fields, write_corpora
 from tests.support.large import write_large
 from tests.support.mds_writer import write_mds
 from tests.support.odd import odd
@@ -65,21 +66,8 @@ class Inputs:
 
     def _write_config(self) -> Path:
         """Write a configuration of three corpora."""
-        corpora = self.corpora
-        fields = {
-            "sequence_length": 32,
-            "seed": 99,
-            "split": "80,15,5",
-            "samples": {"train": 4000, "valid": 300, "test": 40},
-            "blend": [
-                {"path": corpora["plain"], "weight": 0.5},
-                {"path": corpora["second"], "weight": 0.3},
-                {"path": corpora["holes"], "weight": 0.2},
-            ],
-            "tokenizer": {"class": "NullTokenizer", "vocab_size": 30000},
-        }
         path = self.directory / "build.json"
-        path.write_text(json.dumps(fields))
+        path.write_text(json.dumps(blend_fields(self.corpora)))
         return path
 
     def _write_split(self) -> Path:
@@ -127,52 +115,65 @@ class Job(NamedTuple):
 JOBS: Final = {
     "build": Job(
         lambda given, out: ["build", given.build, "-o", out, "--name", NAME],
-        *(8, "write:20", "fsync:1"),
-        ("*.h5",),
+        cleaning=8,
+        middle="write:20",
+        other="fsync:1",
+        compared=("*.h5",),
     ),
     "build of split sections": Job(
         lambda given, out: ["build", given.split, "-o", out, "--name", NAME, "--threads", 1],
-        *(8, "write:30", "write:7"),
-        ("*.h5",),
+        cleaning=8,
+        middle="write:30",
+        other="write:7",
+        compared=("*.h5",),
     ),
     "ingest text": Job(
         lambda given, out: [
             *("ingest", "text", given.text, "--tokenizer", given.tokenizer, "--append-eod"),
             *("--shard-size", "3M", "-o", out / NAME, "--threads", 1),
         ],
-        *(9, "write:14"),
+        cleaning=9,
+        middle="write:14",
     ),
     "ingest tokens": Job(
         lambda given, out: [
             *("ingest", "tokens", *given.tokens, "--vocab-size", 1000, "-o", out / NAME)
         ],
-        *(7, "write:8"),
+        cleaning=7,
+        middle="write:8",
     ),
     "merge": Job(
         lambda given, out: [
             *("merge", given.corpora["plain"], given.corpora["second"], "-o", out / NAME)
         ],
-        *(7, "write:6"),
+        cleaning=7,
+        middle="write:6",
     ),
     "select": Job(
         lambda given, out: [
             *("select", given.corpora["third"], "--sample", "0.5", "-o", out / NAME)
         ],
-        *(8, "write:5", "write:2"),
-        ("*.bin", "*.idx"),  # the receipt has the way from here to the corpus
+        cleaning=8,
+        middle="write:5",
+        other="write:2",
+        compared=("*.bin", "*.idx"),  # the receipt has the way from here to the corpus
     ),
     "index": Job(
         lambda given, out: ["index", "mds", given.mds, "-o", out / NAME],
-        *(9, "write:12"),
+        cleaning=9,
+        middle="write:12",
     ),
     "materialize": Job(
         lambda given, out: ["materialize", given.directory / "shards", "-o", out / NAME],
-        *(7, "write:6"),
+        cleaning=7,
+        middle="write:6",
     ),
     "localize": Job(
         lambda given, out: ["localize", given.cache, "--store", out / NAME],
-        *(2, "write:4", ""),
-        ("*.h5", "*.idx"),
+        cleaning=2,
+        middle="write:4",
+        other="",
+        compared=("*.h5", "*.idx"),
     ),
 }
 
@@ -206,9 +207,15 @@ class Runner:
     ) -> subprocess.CompletedProcess[str]:
         """Run a job, in which a call of one rank may be struck: ``ACTION:CALL:N[:PART]``."""
         extra = dict(environment or {})
+        struck = self.inputs.directory / f"struck-{os.getpid()}"
         if strike:
-            extra |= odd(self.library, f"{with_part(strike, out)} rank={rank}")
-        return start([*JOBS[name].words(self.inputs, out), *more], ranks, launcher, extra)
+            words = f"{with_part(strike, out)} rank={rank} struck={struck}"
+            extra |= odd(self.library, words)
+        done = start([*JOBS[name].words(self.inputs, out), *more], ranks, launcher, extra)
+        if strike:
+            assert struck.exists(), f"there was no such call: {strike}\n{done.stderr}"
+            struck.unlink()
+        return done
 
     def expected(self, name: str) -> dict[str, bytes]:
         """Return what one process makes, by name."""
@@ -231,8 +238,9 @@ def published(name: str, out: Path) -> dict[str, bytes]:
     """Return the files that have final names and bytes that can be compared, by their paths."""
     patterns = JOBS[name].compared
     paths = [path for pattern in patterns for path in out.rglob(pattern) if path.is_file()]
-    found = {str(path.relative_to(out)): path.read_bytes() for path in paths}
-    return {path: content for path, content in found.items() if not is_hidden(path)}
+    names = {str(path.relative_to(out)): path for path in paths}
+    # What is hidden is a running job's, which may remove it at any time.
+    return {name: path.read_bytes() for name, path in names.items() if not is_hidden(name)}
 
 
 def hidden(out: Path) -> list[str]:

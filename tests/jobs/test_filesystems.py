@@ -162,17 +162,6 @@ def test_jobs_that_build_the_same(
     assert hidden(shared) == []
 
 
-def test_a_dead_builder_of_another_machine_is_followed(jobs: Runner, shared: Path) -> None:
-    """After some time without a heartbeat."""
-    gone = workspace_of(shared / f"{NAME}.h5")
-    gone.make()
-    (gone.path / "owner").write_text("elsewhere pid:[1] 17 4711 00ff\n")
-    environment = {**odd(jobs.library, "flock=0"), "DISTCACHE_TIMEOUT_SCALE": "0.05"}
-    done = jobs.run("build", shared, environment=environment)
-    assert done.returncode == 0, done.stderr
-    assert hidden(shared) == []
-
-
 def test_many_files_and_slow_unlinks(jobs: Runner, shared: Path, tmp_path: Path) -> None:
     """What 2,048 ranks have left is gone after a build, though the heartbeat continued."""
     workspace = workspace_of(shared / f"{NAME}.h5")

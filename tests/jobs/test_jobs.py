@@ -19,9 +19,11 @@ COMMON = (
 KILLS = [
     (name, strike, rank)
     for name, job in JOBS.items()
-    for strike, rank in (
-        *((strike, 0) for strike in (*COMMON, job.middle, f"unlink:{job.cleaning}")),
-        *([(job.other, 1)] if job.other else []),
+    for strike, rank in dict.fromkeys(
+        [
+            *((strike, 0) for strike in (*COMMON, job.middle, f"unlink:{job.cleaning}")),
+            *([(job.other, 1)] if job.other else []),
+        ]
     )
     if (name, strike) != ("build", "rename:2:final")  # only for the record, which may be missing
 ]
@@ -171,7 +173,7 @@ def test_a_read_only_output(name: str, jobs: Runner, read_only: Path) -> None:
 @pytest.mark.few(3)
 @pytest.mark.parametrize("name", JOBS)
 def test_two_at_once(name: str, jobs: Runner, shared: Path) -> None:
-    """One makes it, the other waits and finds it."""
+    """Two jobs with one output: one makes it, the other waits and finds it."""
     words = [DISTCACHE, *map(str, JOBS[name].words(jobs.inputs, shared))]
     both = [
         subprocess.Popen(

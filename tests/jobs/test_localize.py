@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -186,8 +185,15 @@ def test_nodes_that_share_a_directory_are_told_so(world: Path, tmp_path: Path) -
     """Nodes that share a directory are told so at once: they would wait for each other's lock."""
     words = ["localize", world / "c.h5", "--store", tmp_path / "one-for-all"]
     done = on_nodes(world, tmp_path / "logs", words, 3, 1)
-    fail_alike(done, 2, "is one directory for several nodes")
+    fail_alike(done, 2, "is one directory for 3 nodes")
     assert not list((tmp_path / "one-for-all" / "caches").iterdir())
+    # The first node has a store of its own.
+    (tmp_path / "2").symlink_to(tmp_path / "1")
+    (tmp_path / "1").mkdir(mode=0o700)
+    words = ["localize", world / "c.h5", "--store", f"{tmp_path}/{{node}}/store"]
+    done = on_nodes(world, tmp_path / "logs", words, 3, 1)
+    fail_alike(done, 2, "is one directory for 2 nodes")
+    assert not list((tmp_path / "1" / "store" / "caches").iterdir())
 
 
 def test_one_full_node_is_an_error_on_all(world: Path, tmp_path: Path) -> None:
@@ -205,58 +211,6 @@ def test_one_full_node_is_an_error_on_all(world: Path, tmp_path: Path) -> None:
             assert not list(store.caches.glob("*.h5"))
     finally:
         subprocess.run(["umount", str(small)], check=True)
-
-
-def test_a_killed_agent_ends_the_job_and_the_next_heals(world: Path, tmp_path: Path) -> None:
-    """The launcher ends the others; what is right of their parts is kept."""
-    words = ["localize", str(world / "c.h5"), "--store", f"{tmp_path}/{{node}}", "--json"]
-    before, environment = launch("mpich", 3)
-    program = [sys.executable, "-m", "tests.jobs.on_node", "1", str(world), str(tmp_path)]
-    killed = 0
-    for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4):
-        job = subprocess.Popen(
-            [*before, *program, "--", *words],
-            env=clean_environment(environment),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        store = tmp_path / "1" / "caches"
-        limit = time.monotonic() + 30
-        while not list(store.glob(".*.part")) and job.poll() is None:
-            assert time.monotonic() < limit
-            time.sleep(0.002)
-        time.sleep(delay)
-        killed += kill_rank(1, tmp_path)
-        job.wait(30)
-        for node in range(3):
-            root = Store(tmp_path / str(node))
-            for record in read_records(root):
-                assert root.cache(record.name).read_bytes() == (world / "c.h5").read_bytes()
-            for path in root.caches.glob("*.h5"):
-                assert path.read_bytes() == (world / "c.h5").read_bytes()
-                path.unlink()
-                for ready in root.caches.glob("*.json"):
-                    ready.unlink()
-    assert killed
-    done = on_nodes(world, tmp_path, words, 3, 1)
-    assert done.returncode == 0, done.stderr
-    for node in range(3):
-        assert verify_store(Store(tmp_path / str(node))) == []
-
-
-def kill_rank(rank: int, directory: Path) -> bool:
-    """Kill a rank of the job that works in a directory; return whether there was one."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (path / "environ").read_bytes().split(b"\0")
-            words = (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-        ours = b"on_node" in words and os.fsencode(directory) in words
-        if ours and f"PMI_RANK={rank}".encode() in environment:
-            os.kill(int(path.name), 9)
-            return True
-    return False
 
 
 def test_two_jobs_at_once(world: Path, tmp_path: Path) -> None:

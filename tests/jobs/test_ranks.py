@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distcache.plan.assignment import assign
-from distcache.plan.layout import make_layout
 from tests.jobs.jobs import Runner
 from tests.support import here
-from tests.support.processes import LAUNCHERS, start
+from tests.support.large import write_blend, write_large
+from tests.support.processes import DISTCACHE, LAUNCHERS, LIMIT, clean_environment, launch, start
 
 
 @pytest.mark.few(1)
@@ -29,26 +28,6 @@ def test_bytes_are_equal_by_links(
     assert Path(done.stdout.strip()).read_bytes() == serial_bytes
 
 
-def test_links_are_taken_where_they_cost_nothing(
-    large_config: dict[str, Any], limit: Callable[..., None]
-) -> None:
-    """Or the test above would say nothing about them; and with very many ranks as they are."""
-    plan = here.plan(large_config)
-    layout = make_layout(plan.items)
-    assert len(assign(plan.items, layout, 2048).linked) > 0
-    limit("distcache.plan.costs", LINK_SHARE=0.0)
-    limit("distcache.plan.costs", DRAW_SHARE=0.0)
-    for ranks in (2, 3, 4):
-        assert len(assign(plan.items, layout, ranks).linked) == 2
-
-
-def test_two_threads_of_one_process(
-    large_config: dict[str, Any], serial_bytes: bytes, shared: Path
-) -> None:
-    """A second thread takes half of a large section."""
-    assert Path(here.build(large_config, shared, threads=2).path).read_bytes() == serial_bytes
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_all_ranks_end_with_the_same_error(
@@ -59,7 +38,7 @@ def test_all_ranks_end_with_the_same_error(
     path = tmp_path / "c.json"
     path.write_text(json.dumps(blend_config))
     done = start(["build", path, "-o", shared], 3, launcher)
-    assert done.returncode == 3
+    assert done.returncode == 5
     assert done.stderr.count("/none/such.idx: no such file") == 1
 
 
@@ -175,3 +154,138 @@ def test_a_rank_that_does_not_join(launcher: str) -> None:
     assert done.returncode != 0
     assert "Timeout" in done.stderr
     assert "in _world" in done.stderr
+
+
+PROGRAM = """
+import numpy as np
+from distcache.ranks.mpi import MpiCommunicator
+
+ranks = MpiCommunicator()
+for turn, size in enumerate((0, 1, 5_000, 3_000_001)):
+    counts = np.array([size * (rank % 3) for rank in range(ranks.size)])
+    expected = np.random.default_rng(turn).integers(0, 256, int(counts.sum()), np.uint8)
+    end = int(counts[: ranks.rank + 1].sum())
+    own = expected[end - counts[ranks.rank] : end]
+    assert np.array_equal(ranks.allgather_bytes(own, counts, "bytes"), expected), size
+print("equal")
+"""
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("ranks", [4, 2, 7])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_bytes_are_equal(launcher: str, ranks: int) -> None:
+    """On every rank, in the order of the ranks."""
+    done = start([], ranks, launcher, program=[sys.executable, "-c", PROGRAM])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal") == ranks  # lines of ranks may be mixed
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "weighted"), [("mpich", 3, True), ("openmpi", 2, False)]
+)
+def test_bytes_are_those_of_one_process(
+    launcher: str, ranks: int, weighted: bool, tmp_path: Path
+) -> None:
+    """Whichever rank draws them; tests/builder has other numbers of ranks, as threads."""
+    (tmp_path / "corpora").mkdir()
+    fields = write_blend(tmp_path / "corpora", weighted=weighted)
+    config = tmp_path / "c.json"
+    config.write_text(json.dumps(fields))
+    alone = Path(here.build(fields, tmp_path / "alone").path)
+    done = start(["build", config, "-o", tmp_path], ranks, launcher)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == alone.read_bytes()
+
+
+CORPORA = 700
+LIMITED = ("sh", "-c", 'ulimit -n 256 && exec "$@"', "sh")
+TRAIN = """
+import sys, distcache
+train = distcache.open(sys.argv[1], local=sys.argv[2]).dataset("train")
+batches = [train.__getitems__(list(range(i, i + 64))) for i in range(0, 2048, 64)]
+print(sum(int(sample["tokens"].sum()) for batch in batches for sample in batch))
+"""
+
+
+@pytest.mark.more
+def test_256_open_files_are_enough(tmp_path: Path) -> None:
+    """For every command, and for training: with 700 corpora, twice as many files and more."""
+    made = start(
+        ["mock", "--corpora", str(CORPORA), "--documents", "70000", "--fill", "-o", tmp_path / "d"]
+    )
+    assert made.returncode == 0, made.stderr
+    fields = json.loads((tmp_path / "d/blend.json").read_text())
+    fields |= {"samples": {"train": 20000}, "tokenizer": {"class": "Made"}}
+    config, cache, store = (tmp_path / name for name in ("c.json", "out/c.h5", "store"))
+    config.write_text(json.dumps(fields))
+    prefixes = [entry["path"] if isinstance(entry, dict) else entry for entry in fields["blend"]]
+    build = ["build", config, "-o", cache.parent, "--name", "c", "--threads", "2"]
+    commands = [
+        (["check", *prefixes], 1),
+        (["plan", config], 1),
+        (build, 2),
+        (["verify", cache, "--corpora"], 1),
+        (["export", cache, "-o", tmp_path / "npy"], 1),
+        (["localize", cache, "--store", store, "--megatron"], 1),
+        (["local", "verify", "--store", store], 1),
+        (["merge", *prefixes, "-o", tmp_path / "merged"], 2),
+    ]
+    for words, ranks in commands:
+        done = start(words, ranks, program=(*LIMITED, DISTCACHE))
+        assert done.returncode == 0, (words[0], done.stderr)
+    sums = [
+        subprocess.run(
+            [*before, sys.executable, "-c", TRAIN, str(cache), str(store)],
+            env=clean_environment(),
+            capture_output=True,
+            check=True,
+        ).stdout
+        for before in (LIMITED, ())
+    ]
+    assert sums[0] == sums[1]
+
+
+# A UTS namespace is what a node's name belongs to; then the CPUs that the ranks are bound to.
+ON_NODE = 'hostname "$1"; cpus="$2"; shift 2; exec taskset -c "$cpus" "$@"'
+
+
+def on_node(ranks: int, node: str, cpus: str, words: list[str]) -> list[str]:
+    """Return the words by which mpiexec starts ranks on a made-up node."""
+    return ["-n", str(ranks), "unshare", "--uts", "sh", "-c", ON_NODE, "sh", node, cpus, *words]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of a size at which it depends on the threads whether a section is split."""
+    return write_large(tmp_path_factory.mktemp("unlike") / "large", 4_500_000, 12.0)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("split", "length"), [("50,50,0", 12), ("34,33,33", 7), ("34,33,33", 5), ("1", 12)]
+)
+def test_unlike_nodes(corpus: str, split: str, length: int, shared: Path, tmp_path: Path) -> None:
+    """Two ranks of one core on one node and one of two cores on another; with both orders."""
+    fields: dict[str, Any] = {"sequence_length": length, "split": split, "samples": None}
+    fields["blend"] = [corpus]
+    config = tmp_path / "c.json"
+    config.write_text(json.dumps(fields))
+    expected = Path(here.build(fields, tmp_path / "serial").path).read_bytes()
+    nodes = [(2, "a", "0"), (1, "b", "0,1")]
+    for number, order in enumerate((nodes, nodes[::-1])):
+        output = shared / str(number)
+        words = [DISTCACHE, "build", str(config), "-o", str(output), "--name", "c"]
+        first, second = (on_node(*node, words) for node in order)
+        mpiexec = launch("mpich", 3)[0][0]
+        done = subprocess.run(
+            [mpiexec, *first, ":", *second],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert (output / "c.h5").read_bytes() == expected

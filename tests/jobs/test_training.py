@@ -1,18 +1,24 @@
-"""Real torchrun, four processes: training starts at once from what was built beforehand."""
+"""Training under torchrun, and beside a job that localizes: it starts at once, unharmed."""
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from distcache.corpus import write_idx
+from distcache.cache import open_cache
+from distcache.corpus import idx_path
+from distcache.node.store import Store
+from tests.node.agents import flip
 from tests.support import here
+from tests.support.corpora import write_corpora
 from tests.support.processes import clean_environment, start
 
 RANKS = 4
@@ -90,38 +96,58 @@ def test_a_rank_that_cannot_open_the_cache(blend_config: dict[str, Any], shared:
     assert all("rank(s) 1 could not open it" in problem for problem in problems)
 
 
-def write_long_corpus(prefix: Path) -> None:
-    """Write a corpus whose indices take long to build; its tokens are zeros."""
-    documents = 12_000_000
-    lengths = np.random.default_rng(0).integers(300, 900, documents).astype(np.int32)
-    write_idx(str(prefix), lengths, "u2")
-    with open(f"{prefix}.bin", "wb") as stream:
-        stream.truncate(2 * int(lengths.sum(dtype=np.int64)))
+SECONDS = 20
 
 
+def not_read(cache: Path) -> tuple[int, int]:
+    """Return the bytes of an array that training does not read: one of the split `valid`."""
+    opened = open_cache(cache)
+    members, sections = opened.table("members"), opened.table("sections")
+    train = {int(row["section"]) for row in members if row["split"] == b"train"}
+    other = next(row for row in range(len(sections)) if row not in train)
+    view = opened.arrays("sections", other)["shuffle_index"]
+    return view.offset, view.offset + view.nbytes
+
+
+@pytest.mark.slow
 @pytest.mark.more
-def test_the_disease_and_the_cure(tmp_path: Path) -> None:
-    """Rank 0 builds for longer than the others wait; what was built before is trained from."""
-    timeout = 2.5
-    write_long_corpus(tmp_path / "long")
-    fields = {
-        "sequence_length": 1024,
-        "split": "1,0,0",
-        "samples": {"train": 25_000_000, "valid": 0, "test": 0},
-        "blend": [{"path": str(tmp_path / "long"), "weight": 1.0}],
-        "tokenizer": {"class": "X"},
-    }
-    config = tmp_path / "c.json"
-    config.write_text(json.dumps(fields))
-    done = torchrun("megatron", config, tmp_path / "theirs", 2, timeout=timeout)
-    assert done.returncode != 0
-    assert not lines(done)
-    assert "imed out" in done.stderr or "imeout" in done.stderr
-    cache = start(["build", config, "-o", tmp_path / "shared"]).stdout.strip()
-    assert start(["ready", cache]).returncode == 0
-    environment = localize(Path(cache), tmp_path / "local")
-    done = torchrun("distcache", cache, 2, timeout=timeout, environment=environment)
-    assert done.returncode == 0, done.stderr
-    ranks = lines(done)
-    assert len(ranks) == RANKS
-    assert all(line["local"] and len(line["losses"]) == 2 for line in ranks)
+@pytest.mark.timeout(300)
+def test_training_beside_localizing(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Touched indices, damaged blocks, removed records, copies that are recreated, for a while."""
+    (tmp_path / "own").mkdir()
+    corpora = write_corpora(tmp_path / "own")
+    names = ("plain", "second", "holes")
+    blend = [{"path": corpora[name], "weight": 1.0} for name in names]
+    cache = Path(here.build({**blend_config, "blend": blend}, shared, "c").path)
+    store, stop = Store(tmp_path / "local"), tmp_path / "stop"
+    assert start(["localize", cache, "--store", store.root]).returncode == 0
+    trainer = subprocess.Popen(
+        [sys.executable, "-m", "tests.jobs.trainer", str(cache), str(store.root), str(stop)],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    chance, until, rounds = random.Random(3), time.monotonic() + SECONDS, 0
+    begin, end = not_read(cache)
+    while time.monotonic() < until and trainer.poll() is None:
+        rounds += 1
+        what = chance.randrange(3)
+        copy = next(store.caches.glob("*.h5"))
+        if what == 0:
+            os.utime(idx_path(corpora[chance.choice(names)]))
+        elif what == 1:
+            flip(copy, chance.randrange(begin, end))
+        else:
+            next(store.caches.glob("*.json")).unlink()
+        done = start(["localize", cache, "--store", store.root])
+        assert done.returncode == 0, done.stderr
+        assert next(store.caches.glob("*.h5")).read_bytes() == cache.read_bytes()
+    stop.touch()
+    output, errors = trainer.communicate(timeout=120)
+    assert trainer.returncode == 0, errors
+    done_epochs = json.loads(output)
+    assert rounds > 5
+    assert done_epochs["local"] > 3

@@ -49,19 +49,20 @@ def config(shared: Path) -> Path:
     return path
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("blind", [0, 1])
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("blind", "hidden"), [(0, "only"), (1, ""), (1, "only"), (0, "")])
 def test_the_nodes_that_see_a_cache_read_it_for_the_others(
-    config: Path, shared: Path, tmp_path: Path, blind: int
+    config: Path, shared: Path, tmp_path: Path, blind: int, hidden: str
 ) -> None:
-    """Whichever node it is, and its copy is the same."""
+    """Whichever node it is, and its copy is the same; and where it sees no corpus, either."""
     fields = json.loads(config.read_text())
     cache = Path(here.build(fields, shared / "only", "c").path)
     words = [
         [DISTCACHE, "localize", str(cache), "--store", str(tmp_path / f"store{node}")]
+        + (["--bin", "copy"] if not hidden else [])
         for node in range(2)
     ]
-    done = on_two_nodes(shared / "only", words, blind)
+    done = on_two_nodes(shared / hidden, words, blind)
     assert done.returncode == 0, done.stderr
     assert f"1 of 2 nodes (node{blind}) do not see {cache}" in done.stderr
     copies = [list((tmp_path / f"store{node}" / "caches").glob("*.h5")) for node in range(2)]
@@ -120,3 +121,29 @@ def test_a_child_of_a_rank(launcher: str, config: Path) -> None:
         found = run({})
         assert "set DISTCACHE_ALONE=1" in found
         assert "Abort(" not in found
+
+
+OPENED = """
+import sys, warnings
+import distcache
+warnings.simplefilter("error")
+cache = distcache.open(sys.argv[1], local=sys.argv[2])
+print(cache.is_local, len(cache.numpy_dataset("train")[0]["tokens"]))
+"""
+
+
+def test_a_store_that_may_only_be_read(config: Path, shared: Path, tmp_path: Path) -> None:
+    """As that of an image: a copy that is complete is read, without a word."""
+    cache = here.build(json.loads(config.read_text()), shared, "c").path
+    store = tmp_path / "store"
+    here.localize(cache, store, tokens="copy")
+    script = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
+    words = ["unshare", "-m", "sh", "-c", script, "sh", str(store)]
+    done = subprocess.run(
+        [*words, sys.executable, "-c", OPENED, cache, str(store)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "True 16\n"), done.stderr

@@ -1,10 +1,9 @@
-"""What torchrun starts: a tiny model trains from a cache, or waits for Megatron-Core to build.
+"""What torchrun starts: a tiny model trains from a cache.
 
     torchrun --nproc-per-node 4 -m tests.jobs.training TIMEOUT KIND WORDS...
 
 Every rank writes a line of JSON when it is done. KIND is ``distcache CACHE STEPS``, ``agree CACHE
-OTHER RANK`` (one rank opens another cache), ``open CACHE OTHER RANK`` (likewise, together) or
-``megatron CONFIG DIRECTORY STEPS``.
+OTHER RANK`` (one rank opens another cache), or ``open CACHE OTHER RANK`` (likewise, together).
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,21 +58,9 @@ def tell(**facts: Any) -> None:
     sys.stdout.flush()
 
 
-def build_with_megatron(config: Path, directory: Path) -> Any:
-    """Let Megatron-Core build, rank 0 first."""
-    from distcache.builder.configuration import config_from_mapping  # noqa: PLC0415
-    from tests.judges import megatron  # noqa: PLC0415
-
-    fields = config_from_mapping(json.loads(config.read_text()))
-    dist.barrier()  # nobody has imported for longer than the others
-    return megatron.build_with_megatron(fields, directory, create_attention_mask=False)[0]
-
-
 def main() -> None:
     """Do it."""
     timeout, kind, *words = sys.argv[1:]
-    if kind == "megatron":
-        import tests.judges.megatron  # noqa: F401, PLC0415
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     dist.barrier()
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=float(timeout)), dist.group.WORLD)
@@ -91,8 +77,6 @@ def main() -> None:
             tell(key=open_on_all_ranks(chosen, None).key)
         except DistcacheError as error:
             tell(key=None, problem=str(error))
-    elif kind == "megatron":
-        train(build_with_megatron(Path(words[0]), Path(words[1])), int(words[2]))
     else:
         cache = distcache.open(words[0])
         distcache.agree(cache)

@@ -1,12 +1,18 @@
-"""The index code of other frameworks, without the rest of them, which imports what is not here."""
+"""Code of other projects, out of wheels whose other modules import what is not here."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import math
 import sys
 import types
+from collections import defaultdict, deque
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
+
+import numpy as np
 
 JUDGES = Path(__file__).parents[2] / "build" / "judges"  # where `scripts/judges` unpacks them
 
@@ -40,3 +46,20 @@ def import_bare(module: str, wheel: str, **stubs: dict[str, Any]) -> Any:
 def refuse(*_: Any, **__: Any) -> Any:
     """Take the place of a function that builds."""
     raise AssertionError("it builds")
+
+
+PACKER = JUDGES / "olmo" / "packer.py"
+NEEDED = {"SegmentTreeNode", "SegmentTree", "InstancePacker"}
+
+
+def new_packer(row_length: int) -> Any:
+    """Return a packer of rows of so many tokens, a power of two."""
+    module = ast.parse(PACKER.read_text(encoding="utf-8"))
+    module.body = [node for node in module.body if getattr(node, "name", None) in NEEDED]
+    names: dict[str, Any] = {
+        "Dict": dict, "List": list, "Optional": Optional, "Tuple": tuple, "math": math,
+        "dataclass": dataclass, "defaultdict": defaultdict, "deque": deque, "np": np,
+        "__name__": __name__,
+    }  # fmt: skip
+    exec(compile(module, str(PACKER), "exec"), names)
+    return names["InstancePacker"](row_length)

@@ -105,7 +105,6 @@ def test_text_is_what_megatrons_preprocessing_writes(
 TEMPLATES = {"first": "<s> $A", "both": "<s> $A <|end|>", "neither": "$A"}
 
 
-@pytest.mark.few(1)
 @pytest.mark.few(2)
 @pytest.mark.parametrize("include", [None, False, True])
 @pytest.mark.parametrize("template", TEMPLATES)

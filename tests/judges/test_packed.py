@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections.abc import Iterator
@@ -15,12 +16,14 @@ import pytest
 from distcache.builder.configuration import config_from_mapping
 from distcache.cache import open_cache as open_file
 from distcache.errors import ConfigError
+from distcache.kernels import count_packed, fill_entries, pack_documents
 from distcache.megatron.export import export
 from distcache.megatron.names import Naming
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.plan.config import as_sources
 from distcache.train.open import open_cache
+from tests.judges.bare_import import JUDGES, new_packer
 from tests.judges.megatron import OPTIONS, alone, build_with_megatron
 from tests.judges.test_samples import Judge, require_equal
 from tests.node.agents import run
@@ -205,3 +208,35 @@ def test_random_caches(tmp_path: Path) -> None:
             require_equal(ours[sample], Judge(theirs)[sample])
             read += 1
     assert read > 1000
+
+
+@pytest.mark.once
+@pytest.mark.skipif(
+    not (JUDGES / "olmo" / "installed").exists(), reason="`scripts/judges` unpacks OLMo-core"
+)
+@pytest.mark.parametrize("row_length", [8, 64, 1024])
+@pytest.mark.parametrize("kind", ["uniform", "log-normal", "short", "long"])
+def test_rows_are_those_of_olmo(row_length: int, kind: str) -> None:
+    """Of documents that fit; equal lengths are taken in the given order."""
+    random = np.random.default_rng(row_length)
+    for _ in range(12):
+        count = int(random.integers(1, 800))
+        lengths = {
+            "uniform": random.integers(1, row_length + 1, count),
+            "log-normal": random.lognormal(np.log(row_length / 6), 1.0, count),
+            "short": random.integers(1, row_length // 4 + 1, count),
+            "long": random.integers(row_length // 2, row_length + 1, count),
+        }[kind]
+        lengths = np.clip(lengths, 1, row_length).astype(np.int32)
+        packer = new_packer(row_length)
+        for document in np.argsort(-lengths, kind="stable").tolist():
+            packer._pack_document(document, int(lengths[document]))
+        entries = np.empty(count, np.int64)
+        fill_entries(lengths, 0, entries)
+        found = count_packed(lengths, row_length, 0, True)
+        documents, starts = np.empty(count, np.int32), np.empty((found.rows, 2), np.int32)
+        pack_documents(entries, row_length, 0, True, 0, documents, starts)
+        bounds = [*starts[:, 0].tolist(), count]
+        rows = [documents[a:b].tolist() for a, b in itertools.pairwise(bounds)]
+        assert rows == packer.instance_bins
+        assert not starts[:, 1].any()

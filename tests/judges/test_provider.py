@@ -32,8 +32,7 @@ from tests.judges.megatron import OPTIONS, RELEASE, alone, build_with_megatron
 from tests.judges.test_samples import require_equal
 from tests.judges.training import parse, samples_of
 from tests.support import here, texts
-from tests.support.bucket_clients import fresh_process_of_buckets
-from tests.support.buckets import put_cache
+from tests.support.buckets import fresh_process_of_buckets, put_cache
 from tests.support.corpora import write_corpus
 from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3

@@ -14,13 +14,12 @@ from torch.utils.data import DataLoader
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError
+from distcache.kernels import Permutation
 from distcache.train.dataset import CachedDataset
 from distcache.train.open import open_cache
 from tests.judges.megatron import OPTIONS, alone, build_with_megatron, selected
 from tests.support import here
 from tests.support.corpora import write_corpus
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 EOD = 0
 VOCABULARY = 9
@@ -136,6 +135,7 @@ def pairs(
     assert found == len(cache.splits)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.few(32)
 @pytest.mark.parametrize(
     ("name", "masks"),
@@ -160,6 +160,7 @@ def test_every_sample_is_megatrons(
                 require_equal(dict(row), theirs[i])
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_megatrons(workers: int, texts: dict[str, str], tmp_path: Path) -> None:
     """Batches are Megatron's through the same DataLoader, in this process and in others."""
@@ -173,6 +174,7 @@ def test_batches_are_megatrons(workers: int, texts: dict[str, str], tmp_path: Pa
         assert count == -(-len(theirs) // 6)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_none_is_a_sample_without_loss(texts: dict[str, str], tmp_path: Path) -> None:
     """None is a sample without loss as Megatron fills up a batch."""
     for theirs, ours in pairs("one corpus", texts, tmp_path, -1, {"create_attention_mask": True}):
@@ -182,6 +184,7 @@ def test_none_is_a_sample_without_loss(texts: dict[str, str], tmp_path: Path) ->
         require_equal(dict(rows[1]), theirs[1])
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_validation_sets_of_their_own(texts: dict[str, str], tmp_path: Path) -> None:
     """Each by its number."""
     paths = list(texts.values())
@@ -203,3 +206,18 @@ def test_validation_sets_of_their_own(texts: dict[str, str], tmp_path: Path) -> 
         require_equal(ours[len(ours) - 1], dataset[len(ours) - 1])
     with pytest.raises(ConfigError, match="has 3 datasets; say which"):
         cache.dataset("valid")
+
+
+@pytest.mark.once
+@pytest.mark.more
+def test_large_permutations_are_torchs() -> None:
+    """From 2**32 // 20 values on, where torch draws in another way."""
+    size = 2**32 // 20
+    for count in (size - 1, size):
+        generator = torch.Generator().manual_seed(3)
+        expected = torch.randperm(count, generator=generator, dtype=torch.int32)  # draws are equal
+        drawn = Permutation(3, count)
+        drawn.skip(1000)
+        found = np.empty(100_000, np.int64)
+        drawn.next(found)
+        assert np.array_equal(found, expected[1000:101_000].numpy())

@@ -6,19 +6,30 @@ import argparse
 import contextlib
 import io
 import random
+import re
 import shlex
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from distcache.builder.configuration import complete
-from distcache.errors import ConfigError
-from distcache.megatron.command_line import LOOKS_MISSPELT, _data_parser, _misspelt
+from distcache.cli.commands import COMMANDS, load
+from distcache.errors import ConfigError, OptionWarning
+from distcache.megatron.command_line import (
+    DATA_OPTIONS,
+    LOOKS_MISSPELT,
+    _data_parser,
+    meant_option,
+    require_command,
+)
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import identifiers_of
 from tests.judges.megatron import RELEASE, selected
 from tests.judges.tokenizers import ask_megatron_for
-from tests.judges.training import counts, parse, parser, samples_of
+from tests.judges.training import counts, parse, parser, samples_of, validate
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -38,7 +49,15 @@ def test_options_have_the_values_that_megatron_takes() -> None:
     assert len(both) > 40
     assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}
     others = theirs.keys() - ours.keys() - {LOOKS_MISSPELT}
-    assert [name for name in others if _misspelt(name, ours)] == []
+    assert [name for name in others if meant_option(name, tuple(ours))] == []
+
+
+@pytest.mark.parametrize("command", [name for name, own in COMMANDS.items() if own.passes_options])
+def test_no_option_of_megatron_looks_like_one_of_a_command(command: str) -> None:
+    """It would be refused as a misspelt one."""
+    known = tuple(name for option in load(command).params for name in option.opts)
+    others = [name for name in counts() if name not in known and name not in DATA_OPTIONS]
+    assert [name for name in others if name.startswith("--") and meant_option(name, known)] == []
 
 
 def filler(choose: random.Random) -> list[str]:
@@ -160,3 +179,48 @@ def test_a_word_that_no_release_knows() -> None:
     assert config_from_options([*words, "--num-layer", "3"]) == config_from_options(words)
     with pytest.raises(ConfigError, match="--sead; did you mean --seed"):
         config_from_options([*words, "--sead", "3"])
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "megatron-lm.md"
+
+
+def commands() -> list[list[str]]:
+    """Return the words of every command of the page that trains."""
+    text = re.sub(r"\\\n\s*", " ", PAGE.read_text(encoding="utf-8"))
+    lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    found = [line[line.index("torchrun") :] for line in lines if "--num-layers" in line]
+    return [shlex.split(line) for line in found]
+
+
+@pytest.fixture
+def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with eight GPUs, as Megatron's validation asks for it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+
+
+def test_what_the_page_says_is_what_megatron_takes(on_gpus: None) -> None:
+    """The command that builds, which trains as well, and the one that reads what was exported."""
+    first, last = (words[words.index("pretrain_gpt.py") + 1 :] for words in commands())
+    assert "--data-path" in first
+    assert "--data-args-path" in last
+    validate(first)
+    validate(last)
+
+
+def test_the_options_that_are_replaced(on_gpus: None) -> None:
+    """Megatron refuses them beside those that `export` prints."""
+    last = commands()[1]
+    words = last[last.index("pretrain_gpt.py") + 1 :]
+    with pytest.raises(AssertionError):
+        validate([*words, "--data-path", "/shared/data/web"])
+
+
+def test_distcache_reads_it_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    """Every option of both is known."""
+    for words in commands():
+        require_command(words)
+    assert not [warning for warning in recwarn if warning.category is OptionWarning]

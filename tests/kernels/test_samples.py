@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from distcache.kernels import Mapping, SampleRules, Section, read_samples
@@ -90,8 +90,7 @@ def test_samples_are_the_tokens_between_two_cuts(
 ) -> None:
     """With every type of token and both widths of indices, into rows from any on."""
     example = Example(seed, code, extra, wide)
-    if len(example.row) == 0:
-        return
+    assume(len(example.row) > 0)
     arrays = new_arrays(7, example.length)
     section, rules = example.section(), SampleRules(PAD, END, True, True)
     with tempfile.TemporaryFile() as stream:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from distcache.builder import work
 from distcache.cache import open_cache
 from distcache.kernels import build_small_sections
 from tests.kernels.truth import sample_rows
@@ -149,15 +148,6 @@ def call(rule: dict[str, int], **others: Any) -> None:
         "samples": np.empty(2, np.uint32),
     }
     build_small_sections(**fields | others)
-
-
-def test_large_ones_are_built_in_steps(
-    blend_config: dict[str, Any], shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """These have the same bytes."""
-    small = Path(here.build(blend_config, shared, "small").path).read_bytes()
-    monkeypatch.setattr(work, "_can_join", lambda *_: False)
-    assert Path(here.build(blend_config, shared / "other", "large").path).read_bytes() == small
 
 
 def test_a_split_of_less_than_a_document(tmp_path: Path, shared: Path) -> None:

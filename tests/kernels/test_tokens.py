@@ -1,4 +1,4 @@
-"""Tokens in another type: as NumPy has them, and the first that is out of range."""
+"""Tokens in another type, and the scanner of texts, against plain definitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from distcache.kernels import first_outside, narrow_tokens
+from distcache.kernels import TextScanner, first_outside, narrow_tokens
 
 INPUTS = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8")
 OUTPUTS = ("u1", "i1", "u2", "i2", "i4", "i8")
@@ -47,3 +47,49 @@ def test_misuse_is_refused() -> None:
         narrow_tokens(tokens, 10, np.empty(4, "f4"))
     with pytest.raises(TypeError, match="contiguous"):
         first_outside(np.zeros((4, 2), "i4")[:, 0], 10)
+
+
+LETTERS = st.sampled_from("ab<|éλ漢😀\x00")
+WORDS = st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=6)
+TEXTS = st.lists(st.text(LETTERS | st.characters(), max_size=20), max_size=6)
+STATES = (TextScanner.UNKNOWN, TextScanner.PLAIN, TextScanner.OTHER)
+
+
+def nothing_known() -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Return that no code point is known."""
+    return np.full(0x110000, TextScanner.UNKNOWN, np.uint8)
+
+
+@given(words=WORDS, texts=TEXTS, states=st.dictionaries(LETTERS, st.sampled_from(STATES)))
+def test_what_it_finds(words: list[str], texts: list[str], states: dict[str, int]) -> None:
+    """Words anywhere, code points by what is known of them, and lone surrogates."""
+    known = nothing_known()
+    for letter, state in states.items():
+        known[ord(letter)] = state
+
+    def is_left(text: str) -> bool:
+        others = (
+            not letter.isascii() and known[ord(letter)] == TextScanner.OTHER for letter in text
+        )
+        surrogates = ("\ud800" <= letter <= "\udfff" for letter in text)
+        return any(word in text for word in words) or any(others) or any(surrogates)
+
+    left, unknown = TextScanner(words).scan(texts, known)
+    assert left.tolist() == list(map(is_left, texts))
+    plain = {letter for text in texts if not is_left(text) for letter in text}
+    wanted = {ord(x) for x in plain if not x.isascii() and known[ord(x)] == TextScanner.UNKNOWN}
+    assert unknown.tolist() == sorted(set(unknown.tolist()))
+    assert wanted <= set(unknown.tolist())
+    assert (known[unknown] == TextScanner.UNKNOWN).all()
+
+
+def test_what_it_refuses() -> None:
+    """Empty words, which are everywhere, and a table of another size or type."""
+    with pytest.raises(ValueError, match="must not be empty"):
+        TextScanner(["a", ""])
+    with pytest.raises(ValueError, match="each code point"):
+        TextScanner([]).scan(["a"], np.zeros(100, np.uint8))
+    with pytest.raises(TypeError, match="known must have dtype uint8"):
+        TextScanner([]).scan(["a"], np.zeros(0x110000, np.int32))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        TextScanner([]).scan([b"a"], nothing_known())  # type: ignore[list-item]

@@ -105,14 +105,16 @@ def test_what_is_no_time_limit(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "memory"),
-    [("64000", "64000"), ("0", "0"), ("8g", "8G"), ("1T", "1T"), ("none", "none"), ("", "none")],
+    [("64000", "64000"), ("0", "0"), ("8g", "8G"), ("1T", "1T"), ("none", "none")],
 )
 def test_memory(text: str, memory: str) -> None:
     """Means what it means to sbatch."""
     assert parse_memory(text) == memory
 
 
-@pytest.mark.parametrize("text", ["8GiB", "1.5G", "-1", "all", "1 G", "2G\n#SBATCH --exclusive"])
+@pytest.mark.parametrize(
+    "text", ["", "8GiB", "1.5G", "-1", "all", "1 G", "2G\n#SBATCH --exclusive"]
+)
 def test_what_is_no_memory(text: str) -> None:
     """What sbatch does not take is refused."""
     with pytest.raises(ConfigError, match="--mem"):

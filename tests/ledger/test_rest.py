@@ -13,21 +13,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import distcache
 from distcache.corpus import open_idx
 from distcache.corpus.receipt import find_receipt
 from distcache.errors import CacheCorrupt, ConfigError, KeyMismatch
+from distcache.ledger.consumed import Consumed
 from distcache.ledger.rest import RestOptions, Trained, write_rest
 from distcache.ledger.rest_pieces import Pieces, runs_left
 from distcache.ledger.steps import Sampling
 from distcache.ledger.trace import trace
-from tests.ledger.runs import ORDERS, Tokens, build_numbered
+from tests.orders.orders import ORDERS, Tokens, build_numbered, write_numbered
 from tests.support import here
 from tests.support.corpora import write_corpus
 
 
 def trained_on(path: Path, samples: int) -> Trained:
     """Return a cache after some samples."""
-    return Trained(trace(path), samples)
+    return Trained(trace(path), Consumed.of_number(samples))
 
 
 def counted(path: Path, positions: Any) -> list[NDArray[np.int64]]:
@@ -115,7 +117,7 @@ def test_several_caches_count_together(tmp_path: Path) -> None:
             tmp_path / f"other/corpora/{name}.idx"
         ).read_bytes()
     moved = {str(tmp_path / "other/corpora"): str(tmp_path / "corpora")}
-    second = Trained(trace(other, prefixes=moved), 70)
+    second = Trained(trace(other, prefixes=moved), Consumed.of_number(70))
     rest = write_rest([trained_on(one, 50), second], str(tmp_path / "out"), RestOptions())
     pairs = zip(counted(one, range(50)), counted(other, range(70)), rest.corpora, strict=True)
     for corpus, (first, then, made) in enumerate(pairs):
@@ -230,9 +232,9 @@ def test_damaged_caches_have_no_rest(
 
 def test_names_of_views_are_different(tmp_path: Path) -> None:
     """Also where a corpus is called as the view of another's validation split would be."""
-    for name in ("a", "a-valid", "more/a"):
+    for number, name in enumerate(("a", "a-valid", "more/a")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        write_corpus(str(tmp_path / name), [np.arange(40)] * 30, "i4")
+        write_corpus(str(tmp_path / name), [np.arange(40) + number] * 30, "i4")
     fields = {
         "sequence_length": 16,
         "seed": 1,
@@ -246,6 +248,49 @@ def test_names_of_views_are_different(tmp_path: Path) -> None:
     assert len(set(views)) == 6
     for one in rest.blend_per_split["valid"]:
         assert open_idx(one["path"]).offsets.tolist() == list(range(15 * 160, 30 * 160, 160))
+
+
+@pytest.mark.parametrize("of", ["view", "rest", "view of a view"])
+def test_views_count_with_their_corpus(of: str, tmp_path: Path) -> None:
+    """Each token is an input, or is left, equally often, whichever of the two it was drawn from."""
+    first = build_numbered(tmp_path, split="100,0,0")
+    corpora, view = tmp_path / "corpora", tmp_path / "view"
+    if of == "rest":
+        write_rest([trained_on(first, 60)], str(tmp_path / "left"), RestOptions())
+        view = tmp_path / "left" / "long"
+    else:
+        here.select(corpora / "long", view, sample=0.6, seed=1)
+    if of == "view of a view":
+        here.select(view, tmp_path / "half", sample=0.5, seed=2)
+        view = tmp_path / "half"
+    blend = [
+        {"path": str(path), "weight": 1.0} for path in (corpora / "mixed", corpora / "long", view)
+    ]
+    path = build_numbered(tmp_path / "again", blend=blend, split="100,0,0")
+    rest = write_rest([trained_on(path, 150)], str(tmp_path / "out"), RestOptions())
+    assert [Path(one.corpus).name for one in rest.corpora] == ["mixed", "long"]
+    long = rest.corpora[1]
+    assert long.weight == pytest.approx(2 / 3)
+    tokens = open_idx(str(corpora / "long")).lengths.sum()
+    dataset = distcache.open(path).numpy_dataset("train")
+    seen = np.zeros(tokens, np.int64)
+    for position in range(150):
+        if dataset.corpus_of(position) != str(corpora / "mixed"):
+            inputs = dataset[position]["tokens"]
+            np.add.at(seen, inputs, 1)
+    together = seen + in_view(long.view, len(seen))
+    assert (together == long.times).all()
+
+
+def test_copies_of_one_corpus_are_refused(tmp_path: Path) -> None:
+    """What is left of both would be left twice."""
+    corpora = tmp_path / "corpora"
+    write_numbered(corpora)
+    here.merge([corpora / "long"], tmp_path / "merged")
+    blend = [{"path": str(one), "weight": 1.0} for one in (corpora / "long", tmp_path / "merged")]
+    path = build_numbered(tmp_path, blend=blend)
+    with pytest.raises(ConfigError, match=r"are the same as in .*long, and .* would be left twice"):
+        write_rest([trained_on(path, 10)], str(tmp_path / "out"), RestOptions())
 
 
 def test_parts_alone_are_not_all_that_is_left(tmp_path: Path) -> None:
@@ -272,6 +317,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         write_rest([trained_on(path, size + 1)], out, RestOptions())
     with pytest.raises(ConfigError, match="/proc/out: cannot be made; choose another --out"):
         write_rest([trained_on(path, 1)], "/proc/out", RestOptions())
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file: is not a directory; choose another --out"):
+        write_rest([trained_on(path, 1)], str(tmp_path / "file" / "out"), RestOptions())
     with pytest.raises(ConfigError, match=r"inputs \d times already"):
         write_rest([trained_on(path, size)], out, RestOptions(times=1))
     other = build_numbered(tmp_path / "other")
@@ -279,6 +327,6 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         write_rest([trained_on(path, 1), trained_on(other, 1)], out, RestOptions())
     split = build_numbered(tmp_path / "third", split="70,30,0")
     moved = {str(tmp_path / "third/corpora"): str(tmp_path / "corpora")}
-    third = Trained(trace(split, prefixes=moved), 1)
+    third = Trained(trace(split, prefixes=moved), Consumed.of_number(1))
     with pytest.raises(ConfigError, match="is split otherwise"):
         write_rest([trained_on(path, 1), third], out, RestOptions())

@@ -26,10 +26,8 @@ from distcache.ledger.rest import write_view
 from distcache.ledger.rest_pieces import Pieces
 from tests.edit.test_audit import faults_of
 from tests.ingest.test_text import run
-from tests.ingest.test_tokens import run as run_tokens
 from tests.support import here
 from tests.support.mds_corpora import write_tokens
-from tests.support.texts import read_corpus
 
 ROWS = 900
 
@@ -102,41 +100,6 @@ def decode(tokenizers: Path) -> Callable[[list[int]], str]:
     return lambda ids: str(tokenizer.decode(ids))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_lines_with_holes(
-    name: str, decode: Callable[[list[int]], str], tokenizers: Path, tmp_path: Path
-) -> None:
-    """Documents of JSON lines have their line, beside empty, blank and skipped ones."""
-    texts = texts_with_holes()
-    lines = write_lines(tmp_path / name, texts)
-    run([tmp_path / name], tokenizers, tmp_path / "out", on_error="skip", token_type="u16")
-    count = require_sources(
-        str(tmp_path / "out"), lambda _path, _row, line: lines.index(line), decode
-    )
-    assert count == sum(bool(text) for text in texts)
-
-
-def write_table(table: pa.Table, path: Path, rows: int) -> None:
-    """Write a table as Parquet or Arrow, in groups of so many rows."""
-    if path.suffix == ".parquet":
-        pq.write_table(table, path, row_group_size=rows)
-        return
-    with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
-        writer.write_table(table, max_chunksize=rows)
-
-
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_rows_of_tables_with_holes(
-    name: str, decode: Callable[[list[int]], str], tokenizers: Path, tmp_path: Path
-) -> None:
-    """Documents of tables have their row in the file, over all groups of rows."""
-    texts = texts_with_holes()
-    table = pa.table({"text": pa.array(texts, pa.string())})
-    write_table(table, tmp_path / name, 70)
-    run([tmp_path / name], tokenizers, tmp_path / "out", on_error="skip", token_type="u16")
-    require_sources(str(tmp_path / "out"), lambda _path, row, _line: row, decode)
-
-
 @pytest.mark.parametrize("smallest", [1 << 20, 2000])
 def test_rows_after_a_damaged_row_group(
     smallest: int,
@@ -180,45 +143,6 @@ def test_several_corpora_of_one_ingest(
         for one in made.corpora
     ]
     assert sum(counts) == sum(bool(text) for text in texts)
-
-
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
-@pytest.mark.parametrize("empty", ["drop", "keep"])
-def test_token_shards_with_holes(kind: str, empty: Any, tmp_path: Path) -> None:
-    """Rows of token ids: with empty and invalid ones, dropped or kept."""
-    chosen = random.Random(8)
-    rows: list[list[int] | None] = [
-        [] if chosen.random() < 0.1 else [n] * (1 + n % 7) for n in range(ROWS)
-    ]
-    for place in (3, 77, 500):
-        rows[place] = [1 << 17]
-    path = tmp_path / f"a.{kind}"
-    if kind != "jsonl":
-        write_table(pa.table({"input_ids": pa.array(rows, pa.list_(pa.int32()))}), path, 100)
-    else:
-        text = [
-            json.dumps({"input_ids": row}) + "\n" * (1 + (n % 50 == 9))
-            for n, row in enumerate(rows)
-        ]
-        path.write_text("".join(text))
-    run_tokens(
-        [path],
-        tmp_path / "out",
-        on_error="skip",
-        empty=empty,
-        token_type="u16",
-        vocabulary=1 << 16,
-    )
-    blanks = np.cumsum([0, *(n % 50 == 9 for n in range(ROWS - 1))])
-    idx = open_idx(str(tmp_path / "out"))
-    found = CorpusSources(str(tmp_path / "out"), idx).find_documents(np.arange(len(idx.bounds) - 1))
-    for number, document in enumerate(read_corpus(tmp_path / "out")):
-        for sequence in document:
-            row = int(sequence[0])
-            if kind == "jsonl":
-                assert found.lines[number] == row + 1 + blanks[row]
-            else:
-                assert found.rows[number] == row
 
 
 def chain(directory: Path, first: str, second: str) -> dict[str, str]:
@@ -430,6 +354,17 @@ def test_receipts_that_contradict_themselves(tokenizers: Path, tmp_path: Path) -
     none = msgspec.structs.replace(of("c"), kind="select")
     with pytest.raises(CorpusError, match="contradicts itself"):
         write("c", none).find(np.arange(documents))
+    of_text = find_receipt(str(tmp_path / "a"))
+    assert of_text is not None
+    (entry,) = of_text.inputs
+    (piece,) = entry.pieces
+    assert piece.kept  # some rows became none
+    unlisted = (msgspec.structs.replace(piece, kept=b""), piece)
+    entry = msgspec.structs.replace(entry, pieces=unlisted)
+    write_receipt(str(tmp_path / "a"), msgspec.structs.replace(of_text, inputs=(entry,)))
+    of_a = CorpusSources(str(tmp_path / "a"), open_idx(str(tmp_path / "a")))
+    with pytest.raises(CorpusError, match="documents, and not which: it is damaged"):
+        of_a.find(np.arange(of_text.documents))
     text = Path(receipt_path(prefix)).read_text()
     Path(receipt_path(prefix)).write_text(text.replace('"documents": ', '"documents": -'))
     with pytest.raises(CorpusError, match="is not a receipt"):

@@ -10,7 +10,7 @@ import pytest
 import distcache
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.ledger.trace import trace
-from tests.ledger.runs import LENGTH, ORDERS, Tokens, build_numbered
+from tests.orders.orders import LENGTH, ORDERS, Tokens, build_numbered
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])

@@ -9,7 +9,7 @@ import pytest
 
 from distcache.builder.configuration import load_config
 from distcache.errors import ConfigError, DistcacheError, NotReady
-from distcache.megatron.command_line import is_command
+from distcache.megatron.command_line import is_command, parse
 from distcache.megatron.options import config_from_options, options_from_mapping
 from distcache.plan.config import Config
 
@@ -92,6 +92,8 @@ def test_what_a_shell_makes_of_a_file(text: str, tmp_path: Path) -> None:
     [
         ("x.py --data-path $DATA", "write the value of \\$DATA"),
         ("x.py --data-path ${DATA}/web", "write the value of"),
+        (f"x.py {COMMAND} --save $DIR", "write the value of \\$DIR"),
+        (f"x.py {COMMAND} --bf16 ${{DATA_ARGS[@]}}", "put `echo` before the launcher"),
         ("x.py --data-path 'a", "No closing quotation"),
         (f"x.py {COMMAND} --seed 1 echo", "unknown option or word: echo"),
         (f"x.py {COMMAND} --mock-data", "--mock-data: such data has no index"),
@@ -106,6 +108,13 @@ def test_commands_that_cannot_be_read(text: str, problem: str, tmp_path: Path) -
     (tmp_path / "f").write_text(text)
     with pytest.raises(DistcacheError, match=problem):
         load_config(f"@{tmp_path}/f")
+
+
+def test_variables_of_options_that_are_not_read(tmp_path: Path) -> None:
+    """They are passed over, if they cannot stand for options that are."""
+    text = f"x.py {COMMAND} --save /x/${{RUN}}/c --tensorboard-dir=$HOME"
+    (tmp_path / "f").write_text(text)
+    assert load_config(f"@{tmp_path}/f") == read(COMMAND)
 
 
 def test_files_of_windows(tmp_path: Path) -> None:
@@ -127,6 +136,22 @@ def test_two_releases() -> None:
     """Two releases are one too many."""
     with pytest.raises(ConfigError, match=r"both 0\.18 and 0\.19 are given"):
         read(f"--megatron 0.18 x.py {COMMAND} --megatron 0.19")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"a.py --data-path {'x' * 200_000}", "has a word of more than 131,072 characters"),
+        ("a.py --data-path " + "y " * (5 << 19), "Larger than 4 MiB"),
+        ("word " * 100_000, r"unknown option or word: word .*\.\.\.; a training command has"),
+    ],
+)
+def test_a_file_without_bounds(text: str, said: str, tmp_path: Path) -> None:
+    """It is never cut, costs no hours, and is not repeated in the message."""
+    (tmp_path / "command.txt").write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        parse([f"@{tmp_path}/command.txt"])
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_file_that_is_not_there() -> None:
@@ -228,7 +253,7 @@ def test_a_ramp_counts_by_release() -> None:
             for schedule, problem in (
                 ("100:2", "from 0 on"),
                 ("0:2 1:3", "no two"),
-                ("0:0", "below 1"),
+                ("0:0", "expected batch sizes from 1"),
                 ("0", "--step-batch-size-schedule: '0'"),
                 ("0:x", "could not convert"),
                 ("0:inf", "infinity"),

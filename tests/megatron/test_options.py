@@ -1,15 +1,19 @@
-"""Megatron's own spelling gives the configuration that its training would ask for."""
+"""Megatron's own spelling gives the configuration, and the nodes, that its training needs."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError
+from distcache.megatron.arguments import ParallelLayout, parse_readers, reading_nodes
 from distcache.megatron.options import blend_from_words, config_from_options
 from distcache.plan.config import BlendEntry, Config
 
@@ -176,3 +180,38 @@ def test_a_file_of_paths_that_is_none(text: str, tmp_path: Path) -> None:
         ConfigError, match=r"splits\.json: expected JSON with train, valid and test"
     ):
         config_from_options([*BASE, "--per-split-data-args-path", str(path)])
+
+
+SIZES = st.sampled_from([1, 2, 3, 4])
+
+
+@given(SIZES, SIZES, SIZES, SIZES, SIZES)
+def test_by_every_rank(tp: int, cp: int, dp: int, pp: int, gpus: int) -> None:
+    """In Megatron's order of ranks, tensor parallel the fastest and pipeline the slowest."""
+    ranks = itertools.product(range(pp), range(dp), range(cp), range(tp))
+    reads = [stage in (0, pp - 1) and tensor == 0 for stage, _, _, tensor in ranks]
+    reads += [False] * (-len(reads) % gpus)
+    assume(tp * cp * dp * pp % gpus == 0)
+    wanted = {rank // gpus for rank, has in enumerate(reads) if has}
+    assert reading_nodes(ParallelLayout(tp, cp, pp, gpus), len(reads) // gpus) == wanted
+
+
+def test_a_large_job() -> None:
+    """Half of the nodes of four pipeline stages, and none of a tensor group's second node."""
+    assert len(reading_nodes(parse_readers("tp=8,pp=4"), 64)) == 32
+    assert reading_nodes(parse_readers("tp=16,gpus=8"), 4) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tp", "tp=0", "tp=-1", "dp=2", "tp=2;pp=2", "tp=2,pp", "tp=2,tp=8"]
+)
+def test_other_forms(text: str) -> None:
+    """Other forms are refused."""
+    with pytest.raises(ConfigError, match="--readers"):
+        parse_readers(text)
+
+
+def test_an_impossible_layout() -> None:
+    """An impossible layout is refused with the numbers."""
+    with pytest.raises(ConfigError, match="24"):
+        reading_nodes(ParallelLayout(tp=8, pp=2, gpus=8), 3)

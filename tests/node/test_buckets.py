@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,18 +18,10 @@ from distcache.node.upkeep import collect, verify_store
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress
 from tests.node.agents import flip, only, run
-from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.buckets import name_of, put_cache
 from tests.support.scripted_s3 import Request, ScriptedS3
 from tests.support.secrets import places_with_secrets
 from tests.support.threads import run_ranks
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
-    """An empty bucket."""
-    with ScriptedS3() as s3, fresh_process_of_buckets(monkeypatch, s3.environment):
-        yield s3
 
 
 @pytest.fixture

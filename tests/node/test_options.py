@@ -54,6 +54,16 @@ def test_quick_reads_no_byte_of_the_copy(
     assert verify_store(Store(tmp_path / "local")) == []
 
 
+def test_quick_looks_at_the_time_of_a_copied_bin(cache: Path, tmp_path: Path) -> None:
+    """As at those of the cache and of the indices."""
+    run(cache, tmp_path / "local", tokens="copy")
+    assert only(run(cache, tmp_path / "local", tokens="copy", quick=True)).written == 0
+    copy = next((tmp_path / "local" / "corpora").glob("*.bin"))
+    flip(copy, 10)
+    assert only(run(cache, tmp_path / "local", tokens="copy", quick=True)).written > 0
+    assert verify_store(Store(tmp_path / "local")) == []
+
+
 def test_a_budget_makes_room_by_age(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from distcache.builder.configuration import config_from_mapping, load_config, read_document
@@ -42,6 +43,13 @@ def problems_of(**changes: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
+@pytest.mark.parametrize("changes", [{}, {"order": "windows", "window": 2}])
+def test_ranks_are_sent_what_was_read(changes: dict[str, Any]) -> None:
+    """A default is a value that a decoder takes, too."""
+    config = config_from_mapping(GOOD | changes)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=Config) == config
+
+
 def test_defaults_are_megatrons() -> None:
     """What is not said is as Megatron-LM has it."""
     config = config_from_mapping(GOOD)
@@ -55,6 +63,10 @@ def test_defaults_are_megatrons() -> None:
     ("changes", "problem"),
     [
         ({"sequence_len": 3}, "$.sequence_len: unknown field"),
+        (
+            {"order": "none"},
+            "$.order: Invalid enum value 'none'; expected one of megatron, passes, windows, packed",
+        ),
         ({"sequence_length": "absent"}, "$.sequence_length: missing"),
         ({"sequence_length": "16"}, "$.sequence_length: Expected `int`, got `str`"),
         ({"sequence_length": 0}, "$.sequence_length: Expected `int` >= 1"),

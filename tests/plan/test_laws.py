@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from distcache.builder.section_slice import edges, row_bounds, windows
 from distcache.cache.format import SECTIONS
 from distcache.errors import ConfigError, NoSpace
-from distcache.plan.assignment import assign
+from distcache.kernels import Blender
+from distcache.plan.assignment import Estimate, assign, estimate
+from distcache.plan.blend_counts import estimate_counts
 from distcache.plan.config import OrderName
 from distcache.plan.layout import ALIGNMENT, GRAIN, make_layout
 from distcache.plan.memory import pivot_of
 from distcache.plan.model import BlendPlan, SectionPlan, nbytes_of
 from distcache.plan.orders import ORDERS
+from distcache.plan.packing import Packed, PackedGroup, PackingRules, group_ranges
 from distcache.plan.sizes import (
     Cut,
     SectionSize,
@@ -29,6 +32,7 @@ from distcache.plan.sizes import (
     split_matrix,
 )
 from distcache.ranks.partition import balance, slice_bounds
+from tests.support import here
 
 ranks = st.integers(1, 9)
 costs = st.lists(st.floats(0, 1e6), max_size=40)
@@ -236,7 +240,7 @@ def test_splits_cover_all_sequences_once(parts: list[str], sequences: int) -> No
     assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
 
 
-@pytest.mark.parametrize("split", ["", "a,b", "0,0,0", "1,2,3,4", "1.2.3"])
+@pytest.mark.parametrize("split", ["", "a,b", "0,0,0", "1,2,3,4", "1.2.3", "\uff19\uff19,1,0"])
 def test_split_strings_that_are_none(split: str) -> None:
     """What does not give up to three shares is refused with the string in the message."""
     with pytest.raises(ConfigError, match=re.escape(repr(split))):
@@ -248,3 +252,90 @@ def test_orders_have_names_that_fit_the_file() -> None:
     room = SECTIONS["order"].itemsize
     assert all(len(name.encode("ascii")) <= room for name in ORDERS)
     assert set(ORDERS) == set(get_args(OrderName))
+
+
+size_lists = st.lists(st.integers(0, 1000), min_size=1, max_size=40).filter(any)
+
+
+@given(sizes=size_lists, share=st.floats(0, 1))
+def test_counts_add_up(sizes: list[int], share: float) -> None:
+    """Counts add up to the step, and none is more than there is."""
+    limits = np.array(sizes, np.int64)
+    step = int(share * limits.sum())
+    taken = estimate_counts(limits / limits.sum(), limits, step)
+    assert taken.sum() == step
+    assert np.all((taken >= 0) & (taken <= limits))
+
+
+def test_a_corpus_that_is_exhausted() -> None:
+    """It leaves its share to the others, however far that is from their weights."""
+    weights, limits = np.array([0.999, 0.001]), np.array([1, 100_000])
+    assert estimate_counts(weights, limits, 50_000).tolist() == [1, 49_999]
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1.5])
+@pytest.mark.parametrize("corpora", [2, 30, 800])
+def test_a_blend_from_a_guess_becomes_the_true_one(sigma: float, corpora: int) -> None:
+    """A blend from a guess becomes the true one within the run-up that ranks give it."""
+    weights = np.random.default_rng(corpora).lognormal(0, sigma, corpora)
+    weights /= weights.sum()
+    true, guessed = Blender.by_weight(weights), Blender.by_weight(weights)
+    guessed.resume(estimate_counts(weights, np.full(corpora, 2**62), 200_000))
+    guessed.skip(8192)
+    true.skip(208_192)
+    assert guessed.taken == true.taken
+
+
+def foresee(fields: dict[str, Any], ranks: int, per_node: int, threads: int = 1) -> Estimate:
+    """Foresee a build of a configuration."""
+    plan = here.plan(fields)
+    layout = make_layout(plan.items)
+    return estimate(plan, layout, assign(plan.items, layout, ranks, threads), per_node)
+
+
+def test_more_ranks_and_threads_take_less_time(large_config: dict[str, Any]) -> None:
+    """More ranks and threads take less time as long as there is work for them."""
+    long = {**large_config, "samples": {"train": 80_000_000, "valid": 80_000_000, "test": 1000}}
+    alone = foresee(long, 1, 1)
+    assert foresee(long, 1, 1, threads=2).seconds < alone.seconds
+    assert foresee(long, 4, 4).seconds < alone.seconds
+
+
+def test_more_samples_take_more_time(large_config: dict[str, Any]) -> None:
+    """Several epochs of a corpus are several times its work."""
+    more = {**large_config, "samples": {"train": 80_000_000, "valid": 5_000_000, "test": 1000}}
+    assert foresee(more, 1, 1).seconds > 3 * foresee(large_config, 1, 1).seconds
+
+
+def test_what_is_asked_for_leaves_room(large_config: dict[str, Any]) -> None:
+    """Time for a slower machine, memory for all ranks of a node and then some."""
+    huge = {**large_config, "samples": {"train": 30_000_000_000, "valid": 1000, "test": 1000}}
+    for ranks, per_node in ((1, 1), (4, 4), (16, 8)):
+        found = foresee(huge, ranks, per_node)
+        assert found.seconds > 200
+        assert found.minutes * 60 > 3 * found.seconds
+        assert found.memory_gib << 30 > found.memory * per_node
+    assert foresee(large_config, 1, 1).minutes == 10
+
+
+def packed_section(documents: int, passes: int) -> SectionPlan:
+    """Return a packed section of documents of 600 tokens in rows of 4,096, as a plan has it."""
+    groups = tuple(
+        PackedGroup(begin, end, (end - begin) // 6, end - begin, 600 * (end - begin), 0, 0, 0)
+        for begin, end in group_ranges(0, documents)
+    )
+    packed = Packed(PackingRules(4096, 0, True), groups)
+    size = SectionSize(passes, passes * packed.rows, None)
+    cut = Cut(4096, True, False)
+    return SectionPlan("k", 0, 0, documents, 600 * documents, 1, cut, size, "packed", packed=packed)
+
+
+def test_a_thousand_million_packed_documents() -> None:
+    """On 64 ranks: each packs some of the groups, in the memory of one."""
+    items = [packed_section(10**9, passes=3)]
+    layout = make_layout(items)
+    alone, many = (assign(items, layout, ranks) for ranks in (1, 64))
+    assert many.sliced == (0,)
+    assert max(many.busy) < max(alone.busy) / 40
+    assert max(many.memory) < 4 << 30
+    assert max(many.busy) < 5e9

@@ -10,6 +10,7 @@ import pytest
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError, NotReady
+from distcache.megatron.options import blend_from_words
 from distcache.plan.config import BlendEntry, Config
 from tests.support.corpora import write_lengths
 from tests.support.processes import start
@@ -39,6 +40,15 @@ def test_weights_and_prefixes(blend: Any) -> None:
     split = {key: value for key, value in BASE.items() if key != "split"}
     per_split = config_from_mapping({**split, "blend_per_split": {"train": blend}})
     assert per_split.blends()["train"] == (BlendEntry("a", 30), BlendEntry("b", 70))
+
+
+@pytest.mark.parametrize("words", ["0.5 a web", "0.5 a web 0.3 b code 0.2 c books", "1 a x 2 b y"])
+def test_lists_with_names(words: str) -> None:
+    """Of some forks: neither an odd number of words nor an even one is taken for prefixes."""
+    with pytest.raises(ConfigError, match="has a weight, a prefix and a name"):
+        blend_of(words)
+    with pytest.raises(ConfigError, match="has a weight, a prefix and a name"):
+        blend_from_words(words.split())
 
 
 def test_prefixes_that_are_numbers_alone() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from distcache.ranks.owner import OWNER
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import Workspace, claim, empty_directory
 from distcache.storage.files import temporary_name
+from tests.support.odd import odd
+from tests.support.processes import start
 
 
 def claimed(shared: Path) -> Workspace:
@@ -54,21 +59,21 @@ def test_what_was_made_from_something_else_is_removed(tmp_path: Path) -> None:
     assert (workspace.path / "precious").exists()
 
 
-def test_a_death_while_another_one_s_files_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_death_while_another_one_s_files_are_removed(tmp_path: Path, library: Path) -> None:
     """It leaves the old stamp: what is still there is not treated as the new one's."""
     workspace = claimed(tmp_path / ".c.ingest")
     workspace.prepare("one")
     (workspace.path / "data").write_bytes(b"x")
-
-    def die(*_: object) -> None:
-        raise RuntimeError
-
-    monkeypatch.setattr("distcache.ranks.workspace.empty_directory", die)
-    with pytest.raises(RuntimeError):
-        workspace.prepare("two")
-    assert workspace.stamp == "one"
+    program = (
+        "import sys; from tests.ranks.test_workspace import claimed, Path; "
+        "claimed(Path(sys.argv[1])).prepare('two')"
+    )
+    words = [workspace.path]
+    environment = odd(library, f"strike=kill:unlink:1:{workspace.path}/data")
+    workspace.release()
+    done = start(words, environment=environment, program=(sys.executable, "-c", program))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert claimed(workspace.path).stamp == "one"
 
 
 def test_a_death_while_the_stamp_is_written(tmp_path: Path) -> None:
@@ -168,24 +173,28 @@ def test_a_damaged_stamp(tmp_path: Path) -> None:
     assert not (workspace.path / "data").exists()
 
 
-def test_a_heartbeat_while_an_earlier_run_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_heartbeat_while_an_earlier_run_is_resumed(tmp_path: Path) -> None:
     """Its file is renamed by another thread, at any time."""
     workspace = claimed(tmp_path / ".c.ingest")
     workspace.prepare("stamp")
-    beat = workspace.path / BEATS[1]
-    beat.touch()
+    names = [workspace.path / name for name in BEATS]
+    names[0].touch()
+    ended = threading.Event()
 
-    def look(path: Path) -> bool:
-        found = path.is_file()
-        if path == beat:
-            beat.rename(workspace.path / BEATS[0])
-        return found
+    def beat() -> None:
+        while not ended.is_set():
+            names[0].rename(names[1])
+            names[1].rename(names[0])
 
-    monkeypatch.setattr("distcache.ranks.workspace.is_plain_file", look)
-    workspace.prepare("stamp")
-    assert beat.exists()
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        for _ in range(300):
+            workspace.prepare("stamp")
+    finally:
+        ended.set()
+        thread.join()
+    assert names[0].exists()
 
 
 def test_emptying_a_directory(tmp_path: Path) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import multiprocessing
 import pickle
+import ssl
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import obstore
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distcache.errors import (
     AccessDenied,
@@ -20,13 +27,14 @@ from distcache.errors import (
     ObjectMissing,
     StorageError,
 )
-from distcache.storage.bucket import RETRIES, find_bucket
-from distcache.storage.place import read_place, version_at
+from distcache.storage.access import Access
+from distcache.storage.bucket import ODD_ANSWERS, RETRIES, Bucket, find_bucket, forget_buckets
+from distcache.storage.faults import PERMANENT, is_transient
+from distcache.storage.place import join_ranges, read_place, version_at
+from distcache.storage.timeouts import limits
 from distcache.storage.url import address_of
-from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.buckets import fresh_process_of_buckets
 from tests.support.scripted_s3 import ScriptedS3
-
-pytestmark = pytest.mark.slow
 
 URL = "s3://bucket/object"
 CONTENT = bytes(np.random.default_rng(8).integers(0, 256, 300_000, dtype=np.uint8))
@@ -44,6 +52,7 @@ def server(monkeypatch: pytest.MonkeyPatch, scale_time: Scale) -> Iterator[Scrip
         yield s3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("faults", "requests"),
     [
@@ -67,6 +76,7 @@ def test_what_passes(server: ScriptedS3, faults: list[str], requests: int) -> No
     assert len(server.requests) == requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
@@ -76,9 +86,6 @@ def test_what_passes(server: ScriptedS3, faults: list[str], requests: int) -> No
         ("404", ObjectMissing, "no such object"),
         ("412", ObjectChanged, "another object"),
         ("301", StorageError, "region"),
-        ("whole", StorageError, "non-partial"),
-        ("short:10", StorageError, "Requested"),
-        ("other:10", StorageError, "Requested"),
     ],
 )
 def test_what_does_not(
@@ -94,6 +101,110 @@ def test_what_does_not(
     assert "\n" not in str(raised.value)
 
 
+ODD = {
+    "whole": "non-partial",
+    "short:10": "Requested",
+    "other:10": "Requested",
+    "gzip": "bytes, not|Requested",
+    "star": "CONTENT_RANGE",
+    "304": "304",
+    "421": "status 421",
+    "416": "status 416",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ODD)
+def test_an_answer_to_another_request(server: ScriptedS3, fault: str) -> None:
+    """A proxy may give it once: it is asked for again some times, and then named with a count."""
+    version = version_at(URL)
+    server.script(*[fault] * (ODD_ANSWERS - 1))
+    assert read_place(URL, 100, 2000, version) == CONTENT[100:2000]
+    assert len(server.requests) == ODD_ANSWERS
+    server.script(always=fault)
+    with pytest.raises(StorageError, match=rf"5 answers were not to .*({ODD[fault]})"):
+        read_place(URL, 100, 2000, version)
+    assert len(server.requests) == ODD_ANSWERS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [["page"], ["page"] * 3])
+def test_a_page_in_the_place_of_the_first_answer(server: ScriptedS3, faults: list[str]) -> None:
+    """Of a proxy that wants a password: it is not taken for the object, which it would replace."""
+    server.script(*faults)
+    assert version_at(URL).size == len(CONTENT)
+    server.script(always="page")
+    with pytest.raises(StorageError, match=r"5 answers were not to the request, .*an ETag nor"):
+        version_at(URL)
+
+
+def test_a_key_that_speaks_of_certificates() -> None:
+    """It is no refusal of one."""
+    error = type("GenericError", (Exception,), {})
+    gone = error("error sending request for url (http://h/lake/certificates/InvalidCertificate(x)")
+    assert is_transient(gone)
+    assert not is_transient(error("... invalid peer certificate: UnknownIssuer"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["weak", "bare"])
+def test_another_form_of_the_tag(server: ScriptedS3, form: str) -> None:
+    """It is the same object."""
+    version = version_at(URL)
+    server.script(always=form)
+    assert read_place(URL, 100, 2000, version) == CONTENT[100:2000]
+
+
+@pytest.mark.slow
+def test_credentials_that_cannot_be_read_once(
+    server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program that gives them is asked again."""
+    program = tmp_path / "program"
+    keys = {"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b"}
+    program.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; exit 1; }}\n"
+        f"echo '{json.dumps(keys)}'\n"
+    )
+    program.chmod(0o755)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {program}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    forget_buckets()
+    assert read_place(URL, 0, 10, version_at(URL)) == CONTENT[:10]
+    assert (tmp_path / "asked").exists()
+
+
+@pytest.mark.slow
+def test_a_certificate_that_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named at once, with what to set; no request is sent."""
+    for words in (
+        "-subj /CN=authority -keyout ca.key -out ca.pem",
+        "-subj /CN=localhost -keyout key.pem -out own.pem -CA ca.pem -CAkey ca.key "
+        "-addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE",
+    ):
+        command = [
+            "openssl",
+            *["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"],
+            *words.split(),
+        ]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "own.pem", tmp_path / "key.pem")
+    with ScriptedS3({"bucket/object": CONTENT}, tls=tls) as secure:
+        with fresh_process_of_buckets(monkeypatch, secure.environment):
+            begin = time.monotonic()
+            with pytest.raises(StorageError, match=r"certificate of the store .* AWS_CA_BUNDLE"):
+                version_at(URL)
+            assert time.monotonic() - begin < limits().object_store / 4
+            assert not secure.requests
+        trusting = secure.environment | {"AWS_CA_BUNDLE": str(tmp_path / "ca.pem")}
+        with fresh_process_of_buckets(monkeypatch, trusting):
+            assert version_at(URL).size == len(CONTENT)
+
+
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize("always", ["503", "refuse", "truncate:10", "reset:10", "stall:10:9"])
 def test_a_store_that_stays_away(always: str, server: ScriptedS3, scale_time: Scale) -> None:
@@ -108,6 +219,7 @@ def test_a_store_that_stays_away(always: str, server: ScriptedS3, scale_time: Sc
     assert len(server.requests) <= 6 * (RETRIES + 1)
 
 
+@pytest.mark.slow
 def test_a_change_under_a_reset(server: ScriptedS3) -> None:
     """Never continues with the other object."""
     version = version_at(URL)
@@ -117,6 +229,7 @@ def test_a_change_under_a_reset(server: ScriptedS3) -> None:
     assert len(server.requests) == 2
 
 
+@pytest.mark.slow
 def test_a_store_that_ignores_the_condition(server: ScriptedS3) -> None:
     """It is not believed: the tag of its answer is compared."""
     version = version_at(URL)
@@ -136,6 +249,7 @@ def large(tmp_path: Path, limit: Callable[..., None]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["503", "500", "refuse"])
 @pytest.mark.parametrize("number", range(5))
 def test_parts_under_faults(number: int, fault: str, server: ScriptedS3, large: Path) -> None:
@@ -147,6 +261,7 @@ def test_parts_under_faults(number: int, fault: str, server: ScriptedS3, large: 
     assert server.parts == {}
 
 
+@pytest.mark.slow
 def test_parts_that_are_refused(server: ScriptedS3, large: Path) -> None:
     """Leave no object."""
     server.script("", "", "403")
@@ -155,6 +270,7 @@ def test_parts_that_are_refused(server: ScriptedS3, large: Path) -> None:
     assert "bucket/parts" not in server.objects
 
 
+@pytest.mark.slow
 def test_a_profile_whose_keys_are_renewed(
     server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +292,7 @@ def test_a_profile_whose_keys_are_renewed(
     assert len(server.requests) == 2
 
 
+@pytest.mark.slow
 def test_slowing_down(server: ScriptedS3) -> None:
     """Halves the number of requests at a time, and answers raise it again."""
     bucket, version = find_bucket(address_of(URL)), version_at(URL)
@@ -189,6 +306,7 @@ def test_slowing_down(server: ScriptedS3) -> None:
     assert bucket.pace > slow
 
 
+@pytest.mark.slow
 def test_the_pace_bounds_threads(server: ScriptedS3) -> None:
     """However many read."""
     bucket, version = find_bucket(address_of(URL)), version_at(URL)
@@ -212,6 +330,7 @@ def _read_in_child(queue: multiprocessing.Queue[str]) -> None:
         queue.put(str(error))
 
 
+@pytest.mark.slow
 def test_a_forked_child(server: ScriptedS3) -> None:
     """Raises, instead of hanging; a spawned one reads."""
     read_place(URL, 0, 10)
@@ -227,6 +346,7 @@ def test_a_forked_child(server: ScriptedS3) -> None:
     assert found["spawn"] == "read"
 
 
+@pytest.mark.slow
 def test_no_secret_is_told(server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither by errors, nor by what stands for a bucket; it cannot be pickled."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "MARKED-SECRET")
@@ -234,7 +354,7 @@ def test_no_secret_is_told(server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) 
     version = version_at(URL)
     bucket = find_bucket(address_of(URL))
     texts = [repr(bucket), repr(bucket._access)]
-    for fault in ("403", "400", "404", "412", "301", "whole"):
+    for fault in ("403", "400", "404", "412", "301", "whole", "gzip"):
         server.script(always=fault)
         with pytest.raises(DistcacheError) as raised:
             read_place(URL, 0, 10, version)
@@ -246,6 +366,7 @@ def test_no_secret_is_told(server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) 
             pickle.dumps(secret)
 
 
+@pytest.mark.slow
 def test_what_lies_below(server: ScriptedS3) -> None:
     """By the whole listing; objects that stand for directories are left out."""
     for name in ("d/a", "d/sub/x", "e/a"):
@@ -260,6 +381,7 @@ def test_what_lies_below(server: ScriptedS3) -> None:
         find_bucket(address_of(URL)).objects_below("s3://bucket/d/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weak", [True, False])
 def test_other_tags(server: ScriptedS3, weak: bool) -> None:
     """Weak ones are compared, too; without any, size and time are."""
@@ -272,6 +394,7 @@ def test_other_tags(server: ScriptedS3, weak: bool) -> None:
         read_place(URL, 5, 900, version)
 
 
+@pytest.mark.slow
 def test_a_client_that_panics(server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an error of its object, and no end of a thread."""
 
@@ -286,6 +409,7 @@ def test_a_client_that_panics(server: ScriptedS3, monkeypatch: pytest.MonkeyPatc
         version_at(URL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "url",
     [
@@ -303,6 +427,7 @@ def test_urls_with_more(url: str) -> None:
     assert "MARKED" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", ["s3://", "s3:///key", "s3://b//k", "s3://b/../k", "s3://b/./k"])
 def test_urls_that_name_nothing(url: str) -> None:
     """URLs that name nothing are refused."""
@@ -310,8 +435,77 @@ def test_urls_that_name_nothing(url: str) -> None:
         address_of(url)
 
 
+@pytest.mark.slow
 def test_urls() -> None:
     """URLs have one spelling."""
     assert str(address_of("s3://bucket/a/b/")) == "s3://bucket/a/b"
     assert address_of("msc://profile/a b/c") == ("msc", "profile", "a b/c")
     assert str(address_of("s3://bucket")) == "s3://bucket"
+
+
+class GenericError(Exception):
+    """The client's error of a request, by its name."""
+
+
+@pytest.mark.parametrize("word", PERMANENT)
+def test_words_in_names(word: str) -> None:
+    """Words in names are of the URL, and turn no retries off."""
+    url = f"http://store:9000/lake/{word.replace(' ', '-')}-study/c.bin"
+    sending = f"Generic S3 error: error sending request for url ({url}): connection reset"
+    assert is_transient(GenericError(sending))
+    assert not is_transient(GenericError(f"Generic S3 error: {word} of {url}"))
+
+
+def test_credentials_that_cannot_be_read_for_a_moment() -> None:
+    """Those that were right before remain; without any, the error is final."""
+    found = [ConfigError("no keys"), {"access_key_id": "a"}, ConfigError("half written")]
+
+    def read() -> dict[str, object]:
+        answer = found.pop(0)
+        if isinstance(answer, ConfigError):
+            raise answer
+        return answer
+
+    bucket = Bucket(Access(bucket="lake", credentials=read))
+    with pytest.raises(ConfigError, match="no keys"):
+        bucket.read_credentials()
+    assert bucket.read_credentials() == {"access_key_id": "a"}
+    kept = bucket.read_credentials()
+    assert kept["access_key_id"] == "a"
+    assert "expires_at" in kept
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 60)), max_size=30)
+
+
+@given(RANGES, st.integers(0, 50), st.integers(1, 300))
+def test_each_range_lies_in_one(ranges: list[tuple[int, int]], gap: int, most: int) -> None:
+    """Of those that are not empty."""
+    joined = join_ranges(ranges, gap, most)
+    members = [member for group in joined for member in group.members]
+    assert sorted(members) == [place for place, (_, size) in enumerate(ranges) if size]
+    for group in joined:
+        for member in group.members:
+            begin, size = ranges[member]
+            assert group.begin <= begin
+            assert begin + size <= group.end
+
+
+@given(RANGES, st.integers(0, 50), st.integers(1, 300))
+def test_requests_are_bounded(ranges: list[tuple[int, int]], gap: int, most: int) -> None:
+    """Unless one range alone is larger; they ascend, and what is close is joined."""
+    joined = join_ranges(ranges, gap, most)
+    for group in joined:
+        assert group.end - group.begin <= most or len(group.members) == 1
+    for one, other in itertools.pairwise(joined):
+        assert one.begin <= other.begin
+        begin, size = ranges[other.members[0]]
+        assert begin > one.end + gap or max(one.end, begin + size) - one.begin > most
+
+
+@given(RANGES)
+def test_without_a_gap_no_byte_is_added(ranges: list[tuple[int, int]]) -> None:
+    """Only ranges that touch or overlap are joined."""
+    wanted = {byte for begin, size in ranges for byte in range(begin, begin + size)}
+    joined = join_ranges(ranges, 0, 1 << 40)
+    assert {byte for group in joined for byte in range(group.begin, group.end)} == wanted

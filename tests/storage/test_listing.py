@@ -11,7 +11,7 @@ import pytest
 from distcache.errors import ObjectMissing
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import version_at
-from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.buckets import fresh_process_of_buckets
 from tests.support.scripted_s3 import ScriptedS3
 
 NAMES = [f"run/c{number}.idx" for number in range(40)]
@@ -59,6 +59,17 @@ def test_a_change_is_noticed_by_the_next_listing(server: ScriptedS3) -> None:
     assert listed_version(URLS[3]) != before
     with listed(URLS):
         assert listed_version(URLS[3]) == version_at(URLS[3]) != before
+
+
+def test_blocks_that_overlap(server: ScriptedS3) -> None:
+    """Those of two threads: a listing ends with its own block."""
+    first, second = listed(URLS), listed(URLS)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    server.put(f"lake/{NAMES[3]}", b"other")
+    assert listed_version(URLS[3]) == version_at(URLS[3])
 
 
 @pytest.mark.parametrize("why", ["refused", "crowded", "few"])

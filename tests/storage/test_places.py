@@ -11,7 +11,7 @@ import pytest
 
 from distcache.errors import ObjectChanged
 from distcache.storage.place import PIECE_BYTES, exists, open_place, read_place, version_at
-from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.buckets import fresh_process_of_buckets
 from tests.support.scripted_s3 import ScriptedS3
 
 CONTENT = bytes(np.random.default_rng(4).integers(0, 256, PIECE_BYTES + 12_345, dtype=np.uint8))

@@ -1,14 +1,19 @@
-"""Put caches and corpora into a scripted bucket, as `distcache upload` does."""
+"""Put caches and corpora into a scripted bucket, and lead this process to it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from distcache.cache.contents import read_contents
 from distcache.cache.corpus_places import beside
 from distcache.corpus import bin_path, idx_path
+from distcache.storage.bucket import forget_buckets
 from tests.support.scripted_s3 import ScriptedS3
 
 CORPORA = "s3://lake/corpora"
@@ -50,3 +55,19 @@ def config_of(server: ScriptedS3, blend_config: dict[str, Any], directory: Path)
 
 def _stem(source: dict[str, Any]) -> str:
     return Path(source["path"]).name
+
+
+OURS = ("AWS_", "MSC_")
+
+
+@contextlib.contextmanager
+def fresh_process_of_buckets(
+    monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]
+) -> Iterator[None]:
+    """Set the environment, and forget all buckets before and after."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    forget_buckets()
+    yield
+    forget_buckets()

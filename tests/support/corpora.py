@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -25,9 +26,24 @@ LENGTHS: dict[str, NDArray[np.int64]] = {
 }
 
 
-def write_lengths(prefix: Path, lengths: NDArray[np.int64], dtype: str = "u2") -> str:
-    """Write a corpus whose tokens count up, and return its prefix."""
-    tokens = np.arange(int(lengths.sum())) % 30_000
+def blend_fields(corpora: dict[str, str]) -> dict[str, Any]:
+    """Return a configuration with all splits, three corpora and several epochs."""
+    weights = {"plain": 0.5, "second": 0.3, "holes": 0.2}
+    return {
+        "sequence_length": 32,
+        "seed": 99,
+        "split": "80,15,5",
+        "samples": {"train": 4000, "valid": 300, "test": 40},
+        "blend": [{"path": corpora[name], "weight": weight} for name, weight in weights.items()],
+        "tokenizer": {"class": "NullTokenizer", "vocab_size": 30000},
+    }
+
+
+def write_lengths(
+    prefix: Path, lengths: NDArray[np.int64], dtype: str = "u2", first: int = 0
+) -> str:
+    """Write a corpus whose tokens count up from a first one, and return its prefix."""
+    tokens = (first + np.arange(int(lengths.sum()))) % 30_000
     write_corpus(str(prefix), np.split(tokens.astype(dtype), np.cumsum(lengths)[:-1]), dtype)
     return str(prefix)
 

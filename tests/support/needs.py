@@ -1,7 +1,7 @@
 """Marks of tests by their folder, and what they need that a machine may lack.
 
 ``pytest`` alone skips what cannot run here, and says why; with ``DISTCACHE_REQUIRE=all``, which
-continuous integration sets, what is skipped is an error.
+`.ci/run` sets, what is skipped is an error.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ MARKS = {
     "jobs": ("jobs",),
     "jobs/store": ("jobs", "store"),
     "judges": ("judge",),
+    "judges/test_bridge.py": ("bridge",),
     "judges/test_streaming.py": ("streaming",),
     "kernels": ("wild",),
 }
+# Megatron's training is in its wheels from this release on.
+SINCE = {"judges/test_provider.py": "0.17", "judges/test_training.py": "0.17"}
 CLUSTER = (
     "slurmctld slurmd slurmdbd sbatch munged mariadbd ip tc nsenter unshare setpriv "
     "glusterd gluster mount.glusterfs mkfs.ext4 mpirun.openmpi"
@@ -32,12 +35,17 @@ CLUSTER = (
 
 
 def marks_of(path: Path) -> tuple[str, ...]:
-    """Return the marks of a file's folder."""
+    """Return the marks of a file's folder; what asks for nothing special is local."""
     parts = path.relative_to(TESTS).parts if path.is_relative_to(TESTS) else ()
-    for size in range(len(parts), 0, -1):
-        if (found := MARKS.get("/".join(parts[:size]))) is not None:
-            return found
-    return ()
+    found: tuple[str, ...] = ()
+    for size in range(1, len(parts) + 1):
+        found = MARKS.get("/".join(parts[:size]), found)
+    return found if set(found) - {"wild"} else (*found, "local")
+
+
+def since(path: Path) -> str:
+    """Return the release of Megatron-Core from which on a file can be imported, or nothing."""
+    return SINCE.get(str(path.relative_to(TESTS)), "") if path.is_relative_to(TESTS) else ""
 
 
 def missing(mark: str) -> str:
@@ -51,6 +59,8 @@ def missing(mark: str) -> str:
             return _without(("mpi4py",), CLUSTER, root=True)
         case "judge":
             return _without(("torch", "megatron.core"), "")
+        case "bridge":
+            return _without(("torch", "megatron.bridge"), "")
         case "streaming":
             return _without(("torch", "streaming"), "")
         case "aarch64":

@@ -7,10 +7,12 @@
 // directories), "statvfs=none" (no blocks), "statvfs=full", "statvfs=endless", "unlink=slow".
 //
 // "strike=ACTION:CALL:N:PART": before this process's N-th CALL on a path that has PART. CALL is
-// read, write, fsync, link, rename, unlink, mkdir or map. ACTION is kill, term, usr1, usr2, twice
-// (two signals), hang, pause (five seconds), cut (the file to a page, or "cut=PATH"), full (this
-// call and all later ones find no space), ENOSPC or EIO (this call fails). "rank=R": only in that
-// rank of MPI.
+// read, write, fsync, link, rename, unlink, mkdir, map or reserve (of space). ACTION is kill, term, usr1, usr2, twice
+// (two signals), hang, pause (five seconds), cut (the file to a page, or "cut=PATH"), full or
+// broken (this call and all later ones find no space, or fail with EIO), ENOSPC or EIO (this call
+// fails). "rank=R": only in that rank of MPI. "struck=PATH": a file that says that it has struck.
+//
+// A word that is none of these, or a strike that can never be, ends the process at once.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -24,6 +26,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -59,6 +62,44 @@ static int is_chosen_rank(void) {
     return wanted == NULL || atoi(wanted) == (rank != NULL ? atoi(rank) : 0);
 }
 
+static int is_one_of(const char *word, const char *all) {
+    const char *at = strstr(all, word);
+    const size_t size = strlen(word);
+    return size > 0 && at != NULL && (at == all || at[-1] == ' ') && (at[size] == ' ' || !at[size]);
+}
+
+__attribute__((constructor)) static void require_known_words(void) {
+    char words[8192], *rest = words;
+    snprintf(words, sizeof words, "%s", getenv("ODD") != NULL ? getenv("ODD") : "");
+    for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;) {
+        char name[32] = "", action[16], call[16], part[PATH_MAX];
+        long number = 0;
+        const int is_word = sscanf(word, "%31[a-z0-9]=", name) == 1 &&
+                            is_one_of(name, "flock link madvise fallocate mmap renameat2 chmod "
+                                            "symlink times dirsync statvfs unlink rank cut struck "
+                                            "strike");
+        const int is_strike =
+            strcmp(name, "strike") != 0 ||
+            (sscanf(word, "strike=%15[^:]:%15[^:]:%ld:%4095s", action, call, &number, part) == 4 &&
+             is_one_of(action, "kill term usr1 usr2 twice hang pause cut full broken ENOSPC EIO") &&
+             is_one_of(call, "read write fsync link rename unlink mkdir map reserve") && number > 0);
+        if (!is_word || !is_strike) {
+            fprintf(stderr, "odd_filesystem: what is %s?\n", word);
+            abort();
+        }
+    }
+}
+
+static void say_that_it_struck(void) {
+    const char *value = odd("struck");
+    if (value != NULL) {
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s", value);
+        path[strcspn(path, " ")] = 0;
+        syscall(SYS_close, (int)syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT, 0600));
+    }
+}
+
 // Whether the call fails, with errno set; it may not return at all.
 static int strike(const char *call, const char *path) {
     static _Atomic long calls;
@@ -76,9 +117,11 @@ static int strike(const char *call, const char *path) {
     }
     const long at = ++calls;
     const int is_full = strcmp(action, "full") == 0;
-    if (at < number || (at > number && !is_full)) {
+    const int is_broken = strcmp(action, "broken") == 0;
+    if (at < number || (at > number && !is_full && !is_broken)) {
         return 0;
     }
+    say_that_it_struck();
     static const struct {
         const char *name;
         int number;
@@ -106,7 +149,7 @@ static int strike(const char *call, const char *path) {
     } else if (is_full || strcmp(action, "ENOSPC") == 0) {
         errno = ENOSPC;
         return 1;
-    } else if (strcmp(action, "EIO") == 0) {
+    } else if (is_broken || strcmp(action, "EIO") == 0) {
         errno = EIO;
         return 1;
     } else if (strcmp(action, "hang") == 0) {
@@ -288,12 +331,25 @@ int madvise(void *address, size_t size, int advice) {
 
 int posix_fallocate(int descriptor, off_t offset, off_t size) {
     const char *value = odd("fallocate");
+    if (strike_file("reserve", descriptor)) {
+        return errno;
+    }
     return value != NULL ? atoi(value)
                          : ORIGINAL("posix_fallocate", int, int, off_t, off_t)(descriptor, offset, size);
 }
 
 int posix_fallocate64(int descriptor, off_t offset, off_t size) {
     return posix_fallocate(descriptor, offset, size);
+}
+
+int ftruncate(int descriptor, off_t size) {
+    return strike_file("reserve", descriptor)
+               ? -1
+               : ORIGINAL("ftruncate", int, int, off_t)(descriptor, size);
+}
+
+int ftruncate64(int descriptor, off_t size) {
+    return ftruncate(descriptor, size);
 }
 
 static int lie(int result, struct statvfs *found) {

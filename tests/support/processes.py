@@ -55,18 +55,20 @@ def start(
     launcher: str = "mpich",
     environment: Mapping[str, str] = {},
     program: Sequence[str] = (DISTCACHE,),
+    text: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run distcache to its end; a run that takes too long, or tells a secret, fails."""
+    """Run distcache with some input to its end; one that is too long, or tells a secret, fails."""
     before, needed = launch(launcher, ranks) if ranks > 1 else ([], {})
     with subprocess.Popen(
         [*before, *program, *map(str, words)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=clean_environment({**needed, **environment}),
     ) as process:
         try:
-            output, errors = process.communicate(timeout=LIMIT)
+            output, errors = process.communicate(text, timeout=LIMIT)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"no end within {LIMIT} s:\n{_aborted(process)}") from None
         except BaseException:

@@ -6,9 +6,11 @@ server of the tests.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -24,16 +26,21 @@ from tests.support.secrets import MARK
 
 CODES = {
     "301": "PermanentRedirect",
+    "304": "NotModified",
     "400": "ExpiredToken",
     "401": "Unauthorized",
     "403": "AccessDenied",
     "404": "NoSuchKey",
     "412": "PreconditionFailed",
     "416": "InvalidRange",
+    "421": "MisdirectedRequest",
     "429": "TooManyRequests",
     "500": "InternalError",
     "503": "SlowDown",
 }
+
+
+PAGE = b"<html>log in</html>"
 
 
 class Request(NamedTuple):
@@ -44,6 +51,7 @@ class Request(NamedTuple):
     begin: int
     end: int
     if_match: str | None
+    token: str | None = None  # of its session
 
     @property
     def size(self) -> int:
@@ -59,7 +67,9 @@ class ScriptedS3:
     before any answer), "stall:N:S" (N bytes, S seconds of silence, then the rest), "whole" (status
     200 and the whole object in spite of a range), "short:N" (N bytes fewer, and saying so),
     "other:N" (another range of the same length), "ignore" (an answer in spite of If-Match), "flip"
-    (one bit of the body), "change" (from now on the object has other bytes), "" (none).
+    (one bit of the body), "weak" and "bare" (another form of the ETag), "star" (a Content-Range
+    without a length), "gzip" (the body, packed), "change" (from now on the object has other
+    bytes), "page" (status 200 with a page of a proxy, whatever was asked for), "" (none).
 
     Parameters
     ----------
@@ -67,6 +77,8 @@ class ScriptedS3:
         By ``bucket/key``.
     latency : float
         Seconds before every answer.
+    tls : ssl.SSLContext or None
+        A certificate of ``localhost``, for a server of https.
 
     Attributes
     ----------
@@ -75,7 +87,12 @@ class ScriptedS3:
         scripted one.
     """
 
-    def __init__(self, objects: Mapping[str, bytes] = {}, latency: float = 0.0) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, bytes] = {},
+        latency: float = 0.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.objects = dict(objects)
         self.modified = dict.fromkeys(objects, time.time())
         self.latency = latency
@@ -93,6 +110,9 @@ class ScriptedS3:
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.owner = self
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+            self.endpoint = f"https://localhost:{self._server.server_address[1]}"
 
     def __enter__(self) -> ScriptedS3:
         serve = self._server.serve_forever
@@ -144,7 +164,8 @@ class ScriptedS3:
             size = len(self.objects.get(name, b""))
             begin, end = _range_of(handler.headers.get("Range"), size)
             if_match = handler.headers.get("If-Match")
-            request = Request(handler.command, name, begin, end, if_match)
+            token = handler.headers.get("x-amz-security-token")
+            request = Request(handler.command, name, begin, end, if_match, token)
             self.requests.append(request)
             fault = self._faults.pop(0) if self._faults else self._always
             if fault == "change":
@@ -318,6 +339,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.partition(":")[0] in CODES:
             self._fail(fault)
             return
+        if fault == "page":
+            self._head(200, len(PAGE), {"Content-Type": "text/html"})
+            if self.command != "HEAD":
+                self.wfile.write(PAGE)
+            return
         data = owner.objects.get(name)
         if data is None:
             self._fail("404")
@@ -342,9 +368,14 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "flip":
             part = bytes([part[0] ^ 1]) + part[1:]
         fields = {"Last-Modified": formatdate(modified, usegmt=True)}
-        fields |= {"ETag": tag} if tag else {}
+        forms = {"weak": f"W/{tag}", "bare": tag.strip('"')}
+        fields |= {"ETag": forms.get(kind, tag)} if tag else {}
+        if kind == "gzip":
+            part = gzip.compress(part)
+            fields["Content-Encoding"] = "gzip"
         if header:
-            fields["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
+            whole = "*" if kind == "star" else len(data)
+            fields["Content-Range"] = f"bytes {begin}-{end - 1}/{whole}"
         self._head(206 if header else 200, len(part), fields)
         if self.command != "HEAD":
             self._send_body(part, kind, numbers)

@@ -1,4 +1,4 @@
-"""Batches read ahead of training, whose state is that of what was served."""
+"""Batches read ahead of training, and memory of batches that is used again."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 import distcache
 from distcache.errors import ConfigError
+from distcache.train.batch import LARGE, BatchMemory
 from tests.support import here
 from tests.train.test_rows import count_of, fields_of, write_rows
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def rows(tmp_path: Path) -> Any:
     return distcache.open(built.path).rows("train", map=count_of)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("order", ["sequential", "cyclic"])
 def test_ranks_share_all_samples(rows: Any, workers: int, order: str) -> None:
@@ -42,6 +43,7 @@ def test_ranks_share_all_samples(rows: Any, workers: int, order: str) -> None:
         assert len(next(ranks[0])) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("order", ["sequential", "cyclic"])
 def test_a_state_goes_on_exactly(rows: Any, workers: int, order: str) -> None:
@@ -65,6 +67,7 @@ def test_a_state_goes_on_exactly(rows: Any, workers: int, order: str) -> None:
         one.restore_state({"x": 1})
 
 
+@pytest.mark.slow
 def test_batches_arrive_while_a_step_runs(rows: Any) -> None:
     """The next are made by then."""
     made: list[float] = []
@@ -81,6 +84,7 @@ def test_batches_arrive_while_a_step_runs(rows: Any) -> None:
     assert len(made) >= 3
 
 
+@pytest.mark.slow
 def test_tokens_and_their_tensors(cache: Path) -> None:
     """Tokens and their tensors are as a loader has them."""
     train = distcache.open(cache).dataset("train")
@@ -95,6 +99,7 @@ def test_tokens_and_their_tensors(cache: Path) -> None:
         distcache.Batches(10, 4)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_batch_that_failed_comes_again(rows: Any) -> None:
     """An error is not the end of the data."""
     failing = [True]
@@ -115,6 +120,7 @@ def test_a_batch_that_failed_comes_again(rows: Any) -> None:
     assert batches.save_state()["consumed_samples"] == 12
 
 
+@pytest.mark.slow
 def test_errors_reach_whoever_asks(rows: Any) -> None:
     """Errors reach whoever asks, and not only a log of a thread."""
 
@@ -124,3 +130,68 @@ def test_errors_reach_whoever_asks(rows: Any) -> None:
     for workers in (0, 1):
         with pytest.raises(ValueError, match="no batch"):
             next(distcache.Batches(rows, 4, collate=collate, workers=workers))
+
+
+SHAPES = {"tokens": ((3, LARGE), torch.int64), "mask": ((3, 5), torch.float32)}
+
+
+def test_what_is_held_stays() -> None:
+    """What is held stays, even if only a part of one tensor is, as an array of NumPy."""
+    memory = BatchMemory()
+    batch = memory.tensors(SHAPES, batch=True)
+    batch["tokens"].fill_(7)
+    held = batch["tokens"][0].numpy()
+    del batch
+    for _ in range(6):
+        for tensor in memory.tensors(SHAPES, batch=True).values():
+            tensor.fill_(0)
+    assert (held == 7).all()
+
+
+def test_what_is_dropped_comes_back() -> None:
+    """What is dropped comes back to the next batch of the same size."""
+    memory = BatchMemory()
+    first = memory.tensors(SHAPES, batch=True)
+    place = first["tokens"].data_ptr()
+    del first
+    assert memory.tensors(SHAPES, batch=True)["tokens"].data_ptr() == place
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_sizes_may_change(rows: int) -> None:
+    """Sizes may change, and tensors do not overlap."""
+    memory = BatchMemory()
+    memory.tensors(SHAPES, batch=True)
+    shapes = {"a": ((rows, LARGE), torch.int64), "b": ((rows, LARGE + 1), torch.int32)}
+    batch = memory.tensors(shapes, batch=True)
+    batch["a"].fill_(1)
+    batch["b"].fill_(2)
+    assert (batch["a"] == 1).all()
+    assert batch["a"].data_ptr() % 64 == batch["b"].data_ptr() % 64 == 0
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """A dataset whose batches come from `BatchMemory`."""
+
+    def __init__(self) -> None:
+        self.memory = BatchMemory()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        tensors = self.memory.tensors({"x": ((len(indices), LARGE), torch.int32)}, batch=True)
+        for row, index in zip(tensors["x"], indices, strict=True):
+            row.fill_(index)
+        return list(tensors["x"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_workers_stay(workers: int) -> None:
+    """All batches of an epoch can be held at a time."""
+    loader = DataLoader(Numbers(), 2, num_workers=workers, collate_fn=torch.stack)
+    batches = list(loader)
+    for number, batch in enumerate(batches):
+        assert (batch[0] == 2 * number).all()
+        assert (batch[1] == 2 * number + 1).all()

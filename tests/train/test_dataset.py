@@ -248,13 +248,15 @@ def test_a_dataset_that_is_not_there_is_an_error(
 
 
 def test_tokens_of_another_type_are_refused(shared: Path, tmp_path: Path) -> None:
-    """Megatron-Core cannot make samples of them either."""
+    """Megatron-Core cannot make samples of them either: nothing is built."""
     prefix = str(tmp_path / "floats")
-    write_corpus(prefix, [np.arange(90, dtype="f4")], "f4")
+    write_corpus(prefix, [np.arange(90)], "i4")
+    with open(f"{prefix}.idx", "r+b") as stream:
+        stream.seek(17)
+        stream.write(b"\x07")
     fields = {"sequence_length": 8, "split": "1,0,0", "blend": [prefix], "tokenizer": {}}
-    dataset = distcache.open(here.build(fields, shared).path).dataset("train")
-    with pytest.raises(CorpusError, match="type code 7, expected an integer type"):
-        dataset[0]
+    with pytest.raises(CorpusError, match=r"type code is 7 \(floating point\), expected"):
+        here.build(fields, shared)
 
 
 @pytest.mark.parametrize("what", ["idx", "cache"])

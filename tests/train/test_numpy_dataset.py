@@ -21,6 +21,7 @@ OPTIONS: list[dict[str, Any]] = [
     {},
     {"eod": 5, "eod_mask_loss": True, "reset_position_ids": True, "pad": 3},
     {"inter_document_masking": True, "position": True},
+    {"inter_document_masking": True, "eod_mask_loss": "documents"},
 ]
 
 
@@ -103,3 +104,21 @@ def test_what_it_refuses(cache: str) -> None:
     dataset = opened.numpy_dataset("train")
     with pytest.raises(IndexError, match="sample"):
         dataset[len(dataset)]
+
+
+def test_the_loss_ends_where_a_document_ends(cache: str) -> None:
+    """By the bounds of the documents, whatever tokens are in them; the rest of the mask stays."""
+    opened = distcache.open(cache)
+    usual = opened.numpy_dataset("train", inter_document_masking=True)
+    found = opened.numpy_dataset("train", inter_document_masking=True, eod_mask_loss="documents")
+    length, ended = usual[0]["tokens"].size, 0
+    for index in range(0, len(usual), 41):
+        bounds = usual[index]["cu_seqlens"]
+        ends = np.unique(bounds[(bounds > 0) & (bounds < length)]) - 1
+        expected = usual[index]["loss_mask"].copy()
+        expected[ends] = 0
+        ended += len(ends)
+        np.testing.assert_array_equal(found[index]["loss_mask"], expected)
+    assert ended
+    with pytest.raises(ConfigError, match="give inter_document_masking=True"):
+        opened.numpy_dataset("train", eod_mask_loss="documents")

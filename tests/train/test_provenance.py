@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import distcache
 from distcache.corpus import bin_path, open_idx
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.errors import ConfigError
+from distcache.train.provider import padding_of
 from distcache.train.sample_arrays import SampleFields, SampleOptions, SamplePart
 from tests.support import here
 from tests.support.processes import start
@@ -118,3 +120,35 @@ def test_everything_says_what_it_is(cache: Path) -> None:
     sampler = distcache.ResumableSampler(train, micro_batch_size=4)
     things = [opened.cache, distcache.Batches(train, 4), distcache.ReadAhead(sampler, train)]
     assert not [text for text in map(repr, things) if " at 0x" in text]
+
+
+class Wordless:
+    """A tokenizer that raises for what it does not have, as Megatron's do."""
+
+    @property
+    def pad(self) -> int:
+        """Not there."""
+        raise NotImplementedError
+
+    eos = pad
+    eod = 3
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "padding", "ambiguous"),
+    [
+        (SimpleNamespace(pad=5, eod=7), 5, 5),
+        (SimpleNamespace(pad=7, eod=7), -1, 7),
+        (SimpleNamespace(pad=6, eos=6, eod=7), -1, 6),
+        (SimpleNamespace(pad=7, eod=7, special_tokens_dict={"bos_token": 1}), 7, 7),
+        (SimpleNamespace(pad=7, eod=7, special_tokens_dict={"pad_token": 7}), -1, 7),
+        (SimpleNamespace(pad=4, eod=7, special_tokens_dict={"sep": 4}), -1, 4),
+        (SimpleNamespace(pad=None, eod=7), -1, -1),
+        (SimpleNamespace(eod=7), -1, -1),
+        (Wordless(), -1, -1),
+    ],
+)
+def test_padding(tokenizer: Any, padding: int, ambiguous: int) -> None:
+    """None but where the tokenizer has one that is no other special token."""
+    assert padding_of(tokenizer, allow_ambiguous=False) == padding
+    assert padding_of(tokenizer, allow_ambiguous=True) == ambiguous

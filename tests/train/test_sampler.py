@@ -20,7 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import distcache
 from distcache.errors import ConfigError, LoaderWarning
 from distcache.megatron.sampling import _Epochs
-from distcache.train.sampler import ResumableSampler, draw_permutation
+from distcache.train.sampler import ResumableSampler, WholePermutation, draw_permutation
 from tests.support import here
 
 ORDERS: list[dict[str, Any]] = [
@@ -62,6 +62,7 @@ def megatron_cyclic(
 sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 30), st.integers(0, 9))
 
 
+@pytest.mark.filterwarnings("ignore:.*no batch can be made")
 @given(sizes=sizes, extra=st.integers(0, 19))
 def test_sequential_is_megatrons(sizes: tuple[int, int, int, int], extra: int) -> None:
     """Sequential is Megatron's on each rank, from any step on."""
@@ -197,10 +198,9 @@ def test_an_epoch_is_drawn_as_it_is_wanted(size: int) -> None:
         assert epochs.values(number, begin, end).tolist() == draw(size, number)[begin:end]
 
 
-def test_another_torch_draws_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_torch_draws_for_itself() -> None:
     """The whole permutation, if its draws should ever be others."""
-    monkeypatch.setattr("distcache.train.sampler._is_torchs_own", lambda: False)
-    assert _Epochs(100, draw_permutation).values(5, 20, 60).tolist() == draw(100, 5)[20:60]
+    assert _Epochs(100, WholePermutation).values(5, 20, 60).tolist() == draw(100, 5)[20:60]
 
 
 def test_a_state_of_another_order_is_refused() -> None:
@@ -345,6 +345,14 @@ def test_a_spent_sampler_says_so() -> None:
     assert len(list(sampler)) == 2
     with pytest.warns(LoaderWarning, match="no batch is left"):
         assert list(sampler) == []
+
+
+def test_a_sampler_without_a_batch_says_so() -> None:
+    """At the first pass as at the second, with the numbers."""
+    ended = ResumableSampler(16, 4, 0, 2, consumed_samples=16)
+    for sampler in (ResumableSampler(7, 4, 0, 2), ended):
+        with pytest.warns(LoaderWarning, match=r"no batch can be made: \d+ samples are left"):
+            assert list(sampler) == []
 
 
 def test_numbers_of_numpy_and_torch() -> None:

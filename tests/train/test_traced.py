@@ -1,8 +1,12 @@
-"""What loaders serve is what a trace says, sample by sample."""
+"""What loaders serve is what a trace says; the examples of docs/ledger.md run as they stand."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,9 @@ import distcache
 from distcache.ledger.steps import Sampling, Steps
 from distcache.ledger.trace import trace
 from distcache.ledger.traced_run import TracedRun
-from tests.ledger.runs import ORDERS, Tokens, build_numbered
+from tests.orders.orders import ORDERS, Tokens, build_numbered
 from tests.support import here
+from tests.support.processes import LIMIT, clean_environment, start
 from tests.train.test_rows import fields_of, write_rows
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -116,3 +121,43 @@ def test_rows_of_shards_are_traced(tmp_path: Path) -> None:
     for sequence in (0, 59):
         positions = [p for p in range(70) if traced.sequences[p] == sequence]
         assert found.positions(0, sequence).tolist() == positions
+
+
+PAGE = Path(__file__).parents[2] / "docs/ledger.md"
+
+
+def run(number: int, directory: Path) -> list[str]:
+    """Run the script of a number in a directory, and return its lines."""
+    scripts = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(scripts) == 2
+    (directory / "script.py").write_text(scripts[number])
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=directory,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_losses_are_joined_with_documents(tmp_path: Path) -> None:
+    """The script prints the worst positions with their documents."""
+    path = build_numbered(tmp_path)
+    os.symlink(path, tmp_path / "pretrain.h5")
+    lines = run(0, tmp_path)
+    assert len(lines) == 10
+    assert all("/corpora/" in line for line in lines)
+
+
+def test_two_tables_say_which_samples_differ(tmp_path: Path) -> None:
+    """The script prints the first positions that only one table has."""
+    path = build_numbered(tmp_path)
+    for name, positions in (("a", "3:40"), ("b", "13:40")):
+        words = ["trace", path, "--positions", positions, "-o", tmp_path / f"{name}.parquet"]
+        done = start(words)
+        assert done.returncode == 0, done.stderr
+    assert run(1, tmp_path) == [str(list(range(3, 13)))]

@@ -13,11 +13,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 import distcache
-from distcache.errors import ConfigError, CorpusError, NoSpace
+from distcache.errors import ConfigError, NoSpace
 from distcache.node.store import Store
 from distcache.node.upkeep import collect, list_store
 from distcache.ranks.progress import NullProgress
-from tests.node.agents import flip, run
+from tests.node.agents import run
 from tests.support import here
 from tests.support.mds_corpora import fields_of, write_tokens
 from tests.support.mds_writer import write_mds
@@ -211,22 +211,6 @@ def test_validation_sets(tmp_path: Path, root: Path) -> None:
     for number, name in enumerate(("v1", "v2")):
         rows = opened.rows("valid", number)
         assert {rows[i]["tags"]["of"][0] for i in range(len(rows))} == {name}
-
-
-def test_a_shard_that_was_exchanged(cache: Path, tmp_path: Path, root: Path) -> None:
-    """It is an error of its readers, which names it; others read on."""
-    opened = open_here(cache, root)
-    dataset = opened.dataset("train")
-    whole = dataset[0]["tokens"].tolist()
-    end_fetcher(root)
-    shards = sorted((tmp_path / "a-mds").glob("*.zstd"))
-    for shard in shards:
-        flip(shard, shard.stat().st_size // 2)
-    with pytest.raises(CorpusError, match=r"\.mds\.zstd: "):
-        list(DataLoader(dataset, batch_sampler=distcache.ResumableSampler(dataset, 4)))
-    for shard in shards:
-        flip(shard, shard.stat().st_size // 2)
-    assert dataset[0]["tokens"].tolist() == whole
 
 
 def test_a_budget_that_holds_no_shard(cache: Path, root: Path) -> None:

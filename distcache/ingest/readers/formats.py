@@ -26,8 +26,14 @@ class SourceFormat:
     # groups of rows the one that opens a table. Empty if the format has no token ids.
     tokens: str = ""
     can_be_compressed: bool = False
+    # Suffixes of files that may be beside it: where documents end, and what the loss leaves out.
+    beside: tuple[str, ...] = ()
+    # Suffixes of the files that a directory yields when the format is given; all without any.
+    given: tuple[str, ...] = ()
 
 
+ENDS: Final = ".index"
+LOSS: Final = ".loss"
 HERE: Final = "distcache.ingest.readers."
 FORMATS: Final = {
     "jsonl": SourceFormat(
@@ -52,7 +58,13 @@ FORMATS: Final = {
         texts=HERE + "tables:table_rows",
         tokens=HERE + "tables:open_table",
     ),
-    "raw": SourceFormat((".npy", ".ds"), "no", tokens=HERE + "token_arrays:array_rows"),
+    "raw": SourceFormat(
+        (".npy", ".ds"),
+        "no",
+        tokens=HERE + "token_arrays:array_rows",
+        beside=(ENDS, LOSS),
+        given=(".npy", ".ds", ".bin"),
+    ),
 }
 SUFFIXES: Final = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
 TEXT_FORMATS: Final = tuple(name for name, kind in FORMATS.items() if kind.texts)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from distcache.ingest.readers.input_rows import (
     line_rows,
     too_long,
 )
+from distcache.ingest.readers.token_masks import LEFT_OUT, unpadded
 
 MAX_LINE_BYTES: Final = 1 << 30  # bytes of a line of ids
 BATCH_IDS: Final = 1 << 19
@@ -51,7 +52,7 @@ def json_id_rows(
     """Yield the lists of ids of JSON lines, many at a time, and the lines that are rejected."""
     some: list[InputRow] = []
     lines = size = 0
-    decode = ids_decoder(options.column)
+    decode = ids_decoder(options.column, ignored=options.masks == "ignore")
     for row in line_rows(entry, piece, MAX_LINE_BYTES, f"more than {MAX_LINE_BYTES}", decode):
         if row.reason is None:
             lines += 1
@@ -130,18 +131,22 @@ def _not_json(content: str, error: Exception) -> str:
 
 
 @functools.cache
-def ids_decoder(column: str) -> Callable[[str], list[int] | None]:
-    """Return a function that extracts the list of ids from a JSON line."""
-    kind = TypedDict("Line", {column: list[int]})  # type: ignore[misc]  # known at run time
+def ids_decoder(column: str, *, ignored: bool = False) -> Callable[[str], list[int] | None]:
+    """Return a function that extracts the list of ids from a JSON line, without padding."""
+    masks: dict[str, Any] = {name: NotRequired[Any] for name in LEFT_OUT if name != column}
+    kind = TypedDict("Line", {column: list[int], **masks})  # type: ignore[misc]  # known at run time
     decode = msgspec.json.Decoder(kind).decode
 
     def ids_of(content: str) -> list[int] | None:
         if not content.strip():
             return None
         try:
-            found: list[int] = decode(content)[column]  # type: ignore[literal-required]
+            line: Any = decode(content)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            found = _ids_leniently(content, column, error)
+            line = _ids_leniently(content, column, error)
+        found: list[int] = line.pop(column)
+        if line:
+            found = unpadded(found, line, ignored=ignored)
         if found and not -(1 << 63) <= min(found) <= max(found) < 1 << 63:
             raise ValueError("has a token beyond 64 bits")
         return found
@@ -149,13 +154,13 @@ def ids_decoder(column: str) -> Callable[[str], list[int] | None]:
     return ids_of
 
 
-def _ids_leniently(content: str, column: str, error: Exception) -> list[int]:
-    """Return the ids of a line; Python's parser accepts NaN and lone surrogates in other fields."""
+def _ids_leniently(content: str, column: str, error: Exception) -> dict[str, Any]:
+    """Return ids and masks of a line; Python's parser takes NaN and lone surrogates elsewhere."""
     with contextlib.suppress(ValueError, RecursionError):
         document: Any = json.loads(content)
         ids = document.get(column) if isinstance(document, dict) else None
         if isinstance(ids, list) and all(type(token) is int for token in ids):
-            return ids
+            return {k: v for k, v in document.items() if k == column or k in LEFT_OUT}
     raise ValueError(
         f"{error}; expected JSON lines, each an object with a list of ids in field {column!r}"
     ) from error

@@ -137,7 +137,12 @@ class TextReader:
         filled = counts > 0
         if self._end is not None:
             last = np.cumsum(counts[filled]) - 1  # sequence of each document
-            tokens = np.insert(tokens, np.cumsum(lengths, dtype=np.int64)[last], self._end)
+            ends = np.cumsum(lengths, dtype=np.int64)[last]
+            is_ended = tokens[ends - 1] == self._end
+            buffer.facts.ended += int(is_ended.sum())
+            if self._options.eod_once:
+                last, ends = last[~is_ended], ends[~is_ended]
+            tokens = np.insert(tokens, ends, self._end)
             lengths[last] += 1
         places = np.array([row.before + row.place for row in batch], np.int64)
         buffer.add(tokens, lengths, counts, places, drop_empty=self._options.empty == "drop")

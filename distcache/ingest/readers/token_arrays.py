@@ -1,8 +1,13 @@
-"""Token ids in arrays: `.npy` files of NumPy, or bytes without a header.
+"""Token ids in arrays: `.npy` files of NumPy, shards of the nanoGPT family, or bytes alone.
 
-The latter are dolma's `.npy` and datatrove's `.ds`. Documents end where an index beside the array
-says (`NAME.index`, the ends of documents in tokens as 64-bit integers: datatrove,
-pipeline/tokens/tokenizer.py), else at each end token.
+Bytes alone are dolma's `.npy` and datatrove's `.ds`; what begins as a file of another format does
+is refused. Shards have a header of 256 integers of 32 bits: a number that says which they are, a
+version, and how many tokens follow (llm.c, dev/data/data_common.py; modded-nanogpt; NeMo Automodel,
+tools/nanogpt_data_processor.py, where the fourth says how many bytes a token has).
+
+Documents end where an index beside the array says (`NAME.index`, the ends of documents in tokens as
+64-bit integers: datatrove, pipeline/tokens/tokenizer.py, which writes a mask of the loss to
+`NAME.loss`), else at each end token.
 """
 
 from __future__ import annotations
@@ -15,13 +20,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from distcache.corpus.idx import idx_path
 from distcache.ingest.inputs import Input, TokenOptions
 from distcache.ingest.pieces import InputPiece
+from distcache.ingest.readers.formats import ENDS, LOSS
 from distcache.ingest.readers.input_rows import InputRow, TokenRows
+from distcache.ingest.readers.token_masks import IGNORE, LOST
 from distcache.storage.files import closing_fd, open_regular, read_range
+from distcache.storage.signatures import HEAD_BYTES, TAIL_BYTES, other_format
 
 BATCH_BYTES: Final = 4 << 20
 MAGIC: Final = b"\x93NUMPY"
+HEADER_BYTES: Final = 1024  # of a shard of the nanoGPT family
+# Bytes of a token by the first number of the header; 0 where the fourth number says it.
+HEADERS: Final = {20240520: 2, 20240801: 4, 278895051: 0}
+# Of llm.c too, but without tokens in a row: questions with answers, models, states of training.
+OTHER_HEADERS: Final = (20240522, 20240326, 20240327)
 TYPES: Final = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
 
 
@@ -36,6 +50,8 @@ def array_rows(
             count, rest = divmod(entry.size - begin, dtype.itemsize)
             if rest:
                 raise ValueError(f"has {rest} bytes after its last whole token of {dtype}")
+            if options.masks == "refuse":
+                _require_no_mask(entry.path + LOSS, count)
             ends = _stated_ends(entry, count)
             if ends is None and options.eod is None:
                 raise ValueError(
@@ -52,7 +68,17 @@ def array_rows(
 
 def _layout(descriptor: int, entry: Input, options: TokenOptions) -> tuple[np.dtype[Any], int]:
     """Return the type of an array's tokens, and where they begin."""
-    if os.pread(descriptor, len(MAGIC), 0) != MAGIC:
+    head = os.pread(descriptor, HEAD_BYTES, 0)
+    if not head.startswith(MAGIC):
+        tail = os.pread(descriptor, TAIL_BYTES, max(entry.size - TAIL_BYTES, 0))
+        _require_no_other_format(head, tail, entry, texts=options.dtype != "uint8")
+        if (found := _shard_layout(head[:HEADER_BYTES], entry.size)) is not None:
+            if options.dtype is not None and np.dtype(options.dtype).itemsize != found.itemsize:
+                raise ValueError(
+                    f"has tokens of {found.itemsize} bytes by its header, and --dtype says "
+                    f"{options.dtype}"
+                )
+            return found, HEADER_BYTES
         if options.dtype is None:
             raise ValueError("is an array without a header: give its type with --dtype, as uint16")
         return np.dtype(options.dtype).newbyteorder("<"), 0
@@ -70,15 +96,67 @@ def _layout(descriptor: int, entry: Input, options: TokenOptions) -> tuple[np.dt
     return dtype, begin
 
 
+def _require_no_other_format(head: bytes, tail: bytes, entry: Input, *, texts: bool) -> None:
+    """Refuse a file that begins as one of another format does, and the tokens of a corpus."""
+    known = other_format(head, entry.size, tail, texts=texts)
+    if known is None and os.path.lexists(idx_path(entry.path.removesuffix(".bin"))):
+        known = "the tokens of a corpus, whose .idx is beside it (merge copies corpora)"
+    if known is not None:
+        raise ValueError(f"is {known}, and no array of token ids")
+
+
+def _shard_layout(head: bytes, size: int) -> np.dtype[Any] | None:
+    """Return the type of a shard's tokens, or None if it has no header of the nanoGPT family."""
+    numbers = np.frombuffer(head[: len(head) // 4 * 4], "<i4")
+    kind = int(numbers[0]) if len(numbers) else 0
+    if kind in OTHER_HEADERS:
+        raise ValueError("is a file of llm.c, by its header, that has no shard of tokens")
+    if kind not in HEADERS:
+        return None
+    if len(head) < HEADER_BYTES:
+        raise ValueError(f"has a header of the nanoGPT family, which is cut at {len(head)} bytes")
+    version, count, width = numbers[1:4].tolist()
+    if not 0 < version < 100:
+        raise ValueError(f"has a header of the nanoGPT family, of the unknown version {version}")
+    if numbers[4:].any():
+        raise ValueError("has a header of the nanoGPT family, with numbers where it has zeros")
+    width = HEADERS[kind] or width
+    if width not in (2, 4):
+        raise ValueError(f"has a header of the nanoGPT family, by which a token has {width} bytes")
+    if count * width != size - HEADER_BYTES:
+        raise ValueError(
+            f"has a header of the nanoGPT family, by which {count * width} bytes of tokens follow, "
+            f"and {size - HEADER_BYTES} do"
+        )
+    return np.dtype(f"<u{width}")
+
+
+def _require_no_mask(path: str, count: int) -> None:
+    """Refuse an array beside which a mask of the loss leaves tokens out, one byte for each."""
+    if not os.path.lexists(path):
+        return
+    left_out = 0
+    with closing_fd(open_regular(path)) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if size != count:
+            raise ValueError(f"{path} has {size} bytes for {count} tokens; {IGNORE}")
+        for begin in range(0, size, BATCH_BYTES):
+            content = read_range(descriptor, begin, min(begin + BATCH_BYTES, size))
+            left_out += content.count(0)
+    if left_out:
+        raise ValueError(f"{path} {LOST.format(left_out, count)}; {IGNORE}")
+
+
 def _stated_ends(entry: Input, count: int) -> NDArray[np.int64] | None:
     """Return the ends of documents, in tokens, of the index beside an array, if there is one."""
-    path = entry.path + ".index"
+    path = entry.path + ENDS
     if not os.path.lexists(path):
         return None
     with closing_fd(open_regular(path)) as descriptor:
         size = os.fstat(descriptor).st_size
         ends = np.frombuffer(read_range(descriptor, 0, size - size % 8), "<u8")
-    whole = size % 8 == 0 and (not len(ends) or int(ends.max()) == int(ends[-1]) == count)
+    last = int(ends[-1]) if len(ends) else 0
+    whole = size % 8 == 0 and last == count and int(ends.max(initial=0)) == last
     ordered = np.array(ends, np.int64) if whole else np.zeros(0, np.int64)
     if not whole or bool((np.diff(ordered) < 0).any()):
         raise ValueError(f"{path} does not list ascending ends of documents, up to {count} tokens")
@@ -96,7 +174,9 @@ def _documents(
     """Yield the documents of an array in batches; the last one may have no end."""
     step = BATCH_BYTES // dtype.itemsize
     carried: list[NDArray[Any]] = []
-    for low in range(0, count, step):
+    used = 0  # ends already yielded; several are equal where documents have no token
+    empties = ends is not None and len(ends) > 0  # also where there are no tokens at all
+    for low in range(0, max(count, int(empties)), step):
         high = min(low + step, count)
         content = read_range(
             descriptor, begin + low * dtype.itemsize, begin + high * dtype.itemsize
@@ -105,10 +185,8 @@ def _documents(
         if ends is None:
             own = np.flatnonzero(tokens == eod) + 1
         else:
-            own = (
-                ends[np.searchsorted(ends, low, "right") : np.searchsorted(ends, high, "right")]
-                - low
-            )
+            first, used = used, int(np.searchsorted(ends, high, "right"))
+            own = ends[first:used] - low
         if high == count and (not len(own) or own[-1] < len(tokens)):
             own = np.append(own, len(tokens))
         if not len(own):

@@ -20,6 +20,7 @@ from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
 from distcache.ingest.readers.input_rows import InputRow, TokenRows
 from distcache.ingest.readers.tables import Table, column_type, is_list, open_table
+from distcache.ingest.readers.token_masks import IGNORE, LEFT_OUT, is_other, kept_range
 from distcache.kernels import first_outside, narrow_tokens
 
 MAX_SEQUENCE_TOKENS: Final = (1 << 31) - 2  # tokens of a sequence, with room for its end
@@ -28,7 +29,7 @@ MAX_ROWS: Final = 1 << 16
 
 
 def require_token_column(entry: Input, options: TokenOptions) -> None:
-    """Refuse a table whose column does not have lists of integers.
+    """Refuse a table whose column does not have lists of integers, or whose masks none of numbers.
 
     Raises
     ------
@@ -37,10 +38,28 @@ def require_token_column(entry: Input, options: TokenOptions) -> None:
     """
     with open_table(entry) as table:
         kind = column_type(table, entry.path, options.column)
+        masks = {
+            name: [table.schema.field(place).type for place in places]
+            for name in LEFT_OUT
+            if (places := table.schema.get_all_field_indices(name)) and name != options.column
+        }
+        known = _mask_columns(table, options.column)
     if not pa.types.is_null(kind) and not (is_list(kind) and _is_integer(kind.value_type)):
         raise CorpusError(
             f"{entry.path}: column {options.column!r} is of type {kind}, expected lists of integers"
         )
+    for name, kinds in masks.items():
+        nothing = len(kinds) == 1 and pa.types.is_null(kinds[0])
+        if (
+            name not in known
+            and not nothing
+            and not is_other(name, ignored=options.masks == "ignore")
+        ):
+            found = " and ".join(map(str, kinds))
+            raise CorpusError(
+                f"{entry.path}: column {name!r} is of type {found}, expected one with lists of "
+                f"numbers; {IGNORE}"
+            )
 
 
 def _is_integer(kind: pa.DataType) -> bool:
@@ -99,7 +118,8 @@ class _Reading:
         facts = self._buffer.facts
         before = facts.rows
         try:
-            for batch in table.batches(group, [self._options.column], at_a_time):
+            columns = [self._options.column, *_mask_columns(table, self._options.column)]
+            for batch in table.batches(group, columns, at_a_time):
                 places = np.arange(facts.rows, facts.rows + len(batch), dtype=np.int64)
                 lists = _as_lists(batch, self._options.column)
                 self._add(TokenRows(lists, places, None, group, before))
@@ -132,8 +152,9 @@ class _Reading:
         """Add rows, unless the work is to stop."""
         if self._stopped():
             raise ReadingEnds
-        lists, places = rows.batch.column(self._options.column), rows.places
-        wrong = _row_problems(lists)
+        lists, wrong = self._without_padding(rows.batch)
+        wrong |= _row_problems(lists)
+        places = rows.places
         decoded = None if wrong else self._decode(lists)
         if decoded is None:
             wrong = {**dict(_wrong_values(lists, self._limit)), **wrong}
@@ -141,10 +162,17 @@ class _Reading:
             keep = np.ones(len(lists), bool)
             keep[list(wrong)] = False
             places = places[keep]
-            decoded = self._decode(lists.filter(pa.array(keep)))
+            decoded = self._decode(self._without_padding(rows.batch.filter(pa.array(keep)))[0])
             assert decoded is not None, "invalid rows have been removed"
         self._append(*decoded, places)
         self._buffer.facts.rows += len(lists)
+
+    def _without_padding(self, batch: pa.RecordBatch) -> tuple[pa.Array, dict[int, str]]:
+        """Return the lists of ids without padding, and the problems of rows."""
+        lists = batch.column(self._options.column)
+        if batch.num_columns == 1:
+            return lists, {}
+        return _without_padding(lists, batch, ignored=self._options.masks == "ignore")
 
     def _decode(self, lists: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
         """Return the tokens and the lengths of lists without nulls; None if a token is invalid.
@@ -171,6 +199,88 @@ class _Reading:
             tokens, lengths = _with_ends(tokens, lengths, self._options.eod)
         drop = self._options.empty == "drop"
         self._buffer.add(tokens, lengths.astype(np.int32), counts, places, drop_empty=drop)
+
+
+def _mask_columns(table: Table, column: str) -> list[str]:
+    """Return the masks of a table that has them once, as lists of numbers."""
+    kinds = {
+        name: table.schema.field(name).type
+        for name in LEFT_OUT
+        if name != column and len(table.schema.get_all_field_indices(name)) == 1
+    }
+    tests = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating, pa.types.is_null)
+    return [
+        name
+        for name, kind in kinds.items()
+        if is_list(kind) and any(test(kind.value_type) for test in tests)
+    ]
+
+
+def _without_padding(
+    lists: pa.Array, batch: pa.RecordBatch, *, ignored: bool
+) -> tuple[pa.Array, dict[int, str]]:
+    """Return lists of ids without padding by the masks of a batch, and the problems of rows.
+
+    A row with a problem is left as it is.
+    """
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    ends = np.cumsum(counts, dtype=np.int64)
+    wrong: dict[int, str] = {}
+    masked: dict[str, NDArray[np.bool_]] = {}
+    for name in (name for name in batch.schema.names if name in LEFT_OUT):
+        problems, masked[name] = _left_out(name, batch.column(name), counts)
+        for row, reason in problems.items() if not is_other(name, ignored=ignored) else ():
+            wrong.setdefault(row, reason)
+    if wrong:  # the others are looked at when these are out of the way
+        keep = np.ones(len(lists), bool)
+        keep[list(wrong)] = False
+        chosen = pa.array(keep)
+        _, more = _without_padding(lists.filter(chosen), batch.filter(chosen), ignored=ignored)
+        numbers = np.flatnonzero(keep).tolist()
+        return lists, wrong | {numbers[row]: reason for row, reason in more.items()}
+    touched = np.zeros(len(lists), bool)
+    for left_out in masked.values():
+        touched[np.searchsorted(ends, np.flatnonzero(left_out), "right")] = True
+    kept = np.ones(int(ends[-1]) if len(ends) else 0, bool)
+    for row in np.flatnonzero(touched).tolist():
+        own = slice(int(ends[row] - counts[row]), int(ends[row]))
+        try:
+            begin, end = kept_range({n: m[own] for n, m in masked.items()}, ignored=ignored)
+        except ValueError as error:
+            wrong[row] = str(error)
+            continue
+        kept[own.start : own.start + begin] = kept[own.start + end : own.stop] = False
+    if kept.all():
+        return lists, wrong
+    sums = np.concatenate([[0], np.cumsum(kept)])
+    offsets = np.concatenate([[0], sums[ends]])
+    values = lists.flatten().filter(pa.array(kept))
+    return pa.LargeListArray.from_arrays(offsets, values, mask=lists.is_null()), wrong
+
+
+def _left_out(
+    name: str, mask: pa.Array, counts: NDArray[np.int64]
+) -> tuple[dict[int, str], NDArray[np.bool_]]:
+    """Return the rows of which a mask is none, and which tokens it leaves out of the others."""
+    found = pc.fill_null(pc.list_value_length(mask), 0).to_numpy(zero_copy_only=False)
+    values = mask.flatten()
+    left_out = values.to_numpy(zero_copy_only=False) == LEFT_OUT[name]
+    wrong = {}
+    if values.null_count:
+        places = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
+        for row in np.unique(np.searchsorted(np.cumsum(found), places, "right")).tolist():
+            wrong[row] = f"{name} has a null in the place of a number; {IGNORE}"
+    differing = np.flatnonzero(found != counts)
+    missing = mask.is_null().to_numpy(zero_copy_only=False)
+    for row in differing[~missing[differing]].tolist():
+        wrong[row] = f"{name} has {found[row]} values for {counts[row]} tokens; {IGNORE}"
+    if len(differing) or wrong:
+        fitting = np.ones(len(mask), bool)
+        fitting[differing] = fitting[list(wrong)] = False
+        whole = np.zeros(int(counts.sum()), bool)
+        whole[np.repeat(fitting, counts)] = left_out[np.repeat(fitting, found)]
+        left_out = whole
+    return wrong, left_out
 
 
 def _row_problems(lists: pa.Array) -> dict[int, str]:

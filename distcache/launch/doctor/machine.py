@@ -161,7 +161,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def judge_mpi(has_mpi4py: bool, has_srun: bool, find: Callable[[], str]) -> Finding:
-    """Return whether Slurm starts ranks of mpi4py's library; `find` returns the plugin for it."""
+    """Judge whether Slurm can start ranks of mpi4py's library; `find` returns the plugin."""
     topic = "MPI and Slurm"
     if not has_mpi4py:  # training does not need it
         return Finding("warning", topic, "there is no mpi4py here: builds and agents have one rank")
@@ -186,7 +186,7 @@ def _local(environment: Mapping[str, str]) -> Finding:
 
 
 def judge_disk(directory: Path, space: Space) -> Finding:
-    """Return whether a node's directory has room for copies."""
+    """Judge whether a node's directory has room for copies."""
     topic = "local disk"
     free = f"{space.free / 2**30:.0f} GiB free"
     if space.in_memory:
@@ -197,7 +197,7 @@ def judge_disk(directory: Path, space: Space) -> Finding:
 
 
 def judge_descriptors(soft: int, hard: int) -> Finding:
-    """Return whether a process may have enough files open."""
+    """Judge whether a process may have enough files open."""
     text = f"{soft} open files, at most {hard}"
     if hard != resource.RLIM_INFINITY and hard < FEW_DESCRIPTORS:
         return Finding("warning", "descriptors", f"{text}: loaders reopen .bin files all the time")
@@ -224,7 +224,7 @@ def limits_here() -> Limits:
 
 
 def judge_limits(found: Limits) -> Finding:
-    """Say the limits, and what to do where they are few."""
+    """Judge what a container or a job leaves of the machine."""
     said = [
         f"{found.cores} of {found.all_cores} cores",
         f"{found.shared / 2**20:,.0f} MiB in {SHARED_MEMORY}",

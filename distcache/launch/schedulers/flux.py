@@ -26,7 +26,9 @@ def _directives(shape: Shape) -> Iterator[str]:
 
 def _launch(shape: Shape) -> Sequence[str]:
     signal = f"--signal=SIGUSR1@{shape.signal_delay}s"
-    return ("flux", "run", signal, f"--ntasks={shape.ranks}", f"--cores-per-task={shape.cpus}")
+    # Without nodes, ranks fill the first one, where a job has all cores of its nodes.
+    ranks = (f"--nodes={shape.nodes}", f"--ntasks={shape.ranks}", f"--cores-per-task={shape.cpus}")
+    return ("flux", "run", signal, *ranks)
 
 
 FLUX = Scheduler(
@@ -35,7 +37,8 @@ FLUX = Scheduler(
     directives=_directives,
     launch=_launch,
     submit=("flux", "batch"),
-    after=lambda job: (f"--dependency=afterok:{job}",),
+    after=lambda job, _: (f"--dependency=afterok:{job}",),  # beside those of the script
     job_pattern=r"^(\S+)$",
     requeue="",
+    sentinel=r"\W*(?:flux|FLUX):",  # Flux RFC 36
 )

@@ -34,10 +34,11 @@ LSF = Scheduler(
     directives=_directives,
     launch=mpiexec,
     submit=("bsub",),
-    after=lambda job: ("-w", f"done({job})"),
+    after=lambda job, own: ("-w", f"done({job}) && ({own})" if own else f"done({job})"),
     job_pattern=r"<(\d+)>",
     requeue="exit 99",
     number="LSB_JOBID",
     takes=("memory",),
     takes_input=True,
+    waiting=r"\0-w(?![at](?:\0|[A-Z0-9]))\0?([^\0]+)",  # not -wa and -wt
 )

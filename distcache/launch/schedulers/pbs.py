@@ -39,11 +39,12 @@ PBS = Scheduler(
     directives=_directives,
     launch=_launch,
     submit=("qsub",),
-    after=lambda job: ("-W", f"depend=afterok:{job}"),
+    after=lambda job, own: ("-W", f"depend=afterok:{job}{own and f',{own}'}"),
     job_pattern=r"^(\S+)$",
     requeue='qrerun "$PBS_JOBID" && sleep 60',
     number="PBS_JOBID",
     enter='cd "${PBS_O_WORKDIR:-.}"',
     takes=("memory",),
     limits=("walltime=",),
+    waiting=r"\0-W\0?(?:[^\0]*,)?depend=([^\0=]+?)(?=,\w+=|\0|$)",
 )

@@ -14,6 +14,9 @@ SIGNAL_DELAY: Final = 90  # seconds before the time limit at which a build is in
 # Fields of the options of a job that only some schedulers have words for.
 NOT_EVERYWHERE: Final = ("memory", "qos", "constraint", "srun", "mpi")
 
+# What is before a comment: quoted, escaped, or no `#` that begins a word.
+UNCOMMENTED: Final = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?<=\S)#|[^#'"\\])*""")
+
 
 class Shape(NamedTuple):
     """What a job asks for."""
@@ -33,6 +36,11 @@ class Shape(NamedTuple):
     srun: tuple[str, ...] = ()
     qos: str | None = None
     constraint: str | None = None
+    variables: tuple[str, ...] = ()  # names of those that the job has from its submission
+    setup: str = ""  # shell lines before the ranks
+    # words that start distcache; by default this Python, and nothing is imported from the
+    # directory that the job was submitted in
+    program: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -54,13 +62,14 @@ class Scheduler(NamedTuple):
     """A scheduler: the words of its scripts and its commands."""
 
     title: str
-    prefix: str  # beginning of a directive's line
+    prefix: str  # beginning of a directive's line, as it is written
     directives: Callable[[Shape], Iterable[str]]
     # words before the command that every rank runs; the job has a signal before its time limit
     launch: Callable[[Shape], Sequence[str]]
     submit: tuple[str, ...]  # command that takes a script
-    # options of it that make the script wait until another job has succeeded
-    after: Callable[[str], Sequence[str]]
+    # options of it that make the script wait until a job has succeeded, and for what it waits by
+    # its own directive, if there is one: an option takes the place of the directive
+    after: Callable[[str, str], Sequence[str]]
     job_pattern: str  # of the job's number in what the command prints
     # shell commands that put an interrupted job into the queue again; none if that is impossible
     requeue: str
@@ -77,6 +86,25 @@ class Scheduler(NamedTuple):
     misread: str = "%\\\"'$:,{} "  # characters that may not be in the paths of logs
     # variables with which its command would overrule a script of this text
     overruling: Callable[[str], Iterable[str]] = lambda _: ()
+    # what a script waits for by its own directive, in the directive's words, each after a `\0`;
+    # none where options do not take its place
+    waiting: str = ""
+    reads_all: bool = False  # whether directives may be anywhere in a script
+    sentinel: str = ""  # pattern of all beginnings of a directive's line; without it the prefix
+    also_reads: tuple[Scheduler, ...] = ()  # other schedulers whose directives it reads
+
+    def directive(self, line: str) -> str | None:
+        """Return the directive of a line of a script, without a comment behind it, or None.
+
+        A `#` in quotes begins no comment. A quote that is not closed is left unchanged.
+        """
+        found = re.match(self.sentinel or rf"{re.escape(self.prefix)}(?=\s|$)", line)
+        if found is None:
+            return None
+        text = line[found.end() :]
+        before = UNCOMMENTED.match(text)
+        assert before is not None, "the pattern matches every text, even an empty one"
+        return text[: before.end()] if text[before.end() :].startswith("#") else text
 
 
 def mpiexec(shape: Shape) -> Sequence[str]:
@@ -111,12 +139,15 @@ def with_directives(
     The name of ``-l walltime=1:00:00`` is ``-l walltime``, that of ``--time=60`` is ``--time``. One
     that ends with ``=`` only leaves out. `replaced` names whose place one takes besides.
     """
-    names = {_name_of(word) for word in given}
+    names = set().union(*map(_names_of, given))
     names |= {replaced[name] for name in names if name in replaced}
-    kept = [word for word in own if _name_of(word) not in names]
+    kept = [word for word in own if names.isdisjoint(_names_of(word))]
     return [*kept, *(word for word in given if not word.endswith("="))]
 
 
-def _name_of(directive: str) -> str:
-    found = re.match(r"--[\w-]+|-\w+(?:\s+[\w-]+(?==))?", directive)
-    return re.sub(r"\s+", " ", found[0]) if found else directive
+def _names_of(directive: str) -> set[str]:
+    """Return the name of a directive, or those of the resources of one that asks for resources."""
+    if directive.startswith("-l") and "=" in directive:  # a blank may follow, or none
+        return {f"-l {name}" for name in re.findall(r"(?:^-l\s*|,\s*)([\w-]+)=", directive)}
+    found = re.match(r"--[\w-]+|-\w+", directive)
+    return {found[0] if found else directive}

@@ -19,7 +19,8 @@ def _directives(shape: Shape) -> Iterator[str]:
         yield f"-pe mpi {shape.ranks * shape.cpus}"
     yield f"-l h_rt={hard},s_rt={hard - shape.signal_delay}"
     yield "-cwd"
-    yield "-V"
+    if shape.variables:  # not -V: what it takes over, secrets included, is kept with the job
+        yield f"-v {','.join(shape.variables)}"
     yield "-r y"
     yield "-j y"
     yield f"-o {shape.logs}/$JOB_ID.log"
@@ -36,9 +37,12 @@ SGE = Scheduler(
     directives=_directives,
     launch=mpiexec,
     submit=("qsub", "-terse"),
-    after=lambda job: ("-hold_jid", job),
+    after=lambda job, own: ("-hold_jid", f"{job},{own}" if own else job),
     job_pattern=r"^(\d+)",
     requeue="exit 99",
     number="JOB_ID",
     limits=("h_rt=", "s_rt="),
+    replaced={"-V": "-v"},
+    reads_all=True,
+    waiting=r"\0-hold_jid\0([^\0]+)",
 )

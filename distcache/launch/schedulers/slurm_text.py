@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from distcache.errors import ConfigError
+from distcache.launch.schedulers.lsf import LSF
+from distcache.launch.schedulers.pbs import PBS
 from distcache.launch.schedulers.scheduler import NOT_EVERYWHERE, Scheduler, Shape
 
 OPTION: Final = re.compile(r"(?P<name>--[a-z][a-z0-9-]*)(=(?P<value>.*))?")
@@ -61,6 +63,15 @@ def _read_directive(text: str) -> str:
     return f"{found['name']}={shlex.quote(found['value'])}" if found["value"] else text
 
 
+def _after(job: str, own: str) -> Sequence[str]:
+    if "?" in own:
+        raise ConfigError(
+            f"{own!r}: Slurm cannot wait for one of these jobs and for the pre-job besides"
+        )
+    joined = f"afterok:{job},{own}" if own else f"afterok:{job}"
+    return (f"--dependency={joined}", "--kill-on-invalid-dep=yes")
+
+
 def _overruling(script: str) -> Iterator[str]:
     """Yield the variables that sbatch prefers to the options in a script."""
     words = re.findall(r"(?m)^#SBATCH --([\w-]+)", script)
@@ -75,7 +86,7 @@ SLURM = Scheduler(
     directives=_directives,
     launch=_launch,
     submit=("sbatch", "--parsable"),
-    after=lambda job: (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes"),
+    after=_after,
     job_pattern=r"^(\d+)(;.*)?$",
     requeue='scontrol requeue "$SLURM_JOB_ID" && sleep 60',
     number="SLURM_JOB_ID",
@@ -89,4 +100,6 @@ SLURM = Scheduler(
     read_directive=_read_directive,
     misread="%\\\"'",
     overruling=_overruling,
+    also_reads=(PBS, LSF),  # unless --ignore-pbs (sbatch(1))
+    waiting=r"\0(?:--dep\w*[=\0]|-d\0?)([^\0]+)",
 )

@@ -31,13 +31,14 @@ from distcache.node.ahead.protocol import (
     receive,
     send,
 )
-from distcache.storage.access import identity_of
+from distcache.storage.access import identity_of, session_of
 from distcache.storage.files import closing_fd
 from distcache.storage.locks import try_lock
 from distcache.storage.timeouts import limits
 
 START: Final = "start.lock"
 LOG: Final = "fetcher.out"
+LOG_BEFORE: Final = "fetcher.out.1"
 ANSWER_POLL: Final = 0.02  # seconds
 FETCHER_ATTEMPTS: Final = 3  # with a fetcher that dies again and again
 WAIT: Final = 0.1  # seconds of a reading, from which on it counts as a wait
@@ -176,7 +177,7 @@ class FetchClient:
             return reply
         raise DistcacheError(
             f"{self.directory}: the fetcher died {FETCHER_ATTEMPTS} times; see "
-            f"{self.directory / LOG}"
+            f"{self.directory / LOG_BEFORE}, and {LOG} of the last one"
         )
 
     def _take(self) -> socket.socket:
@@ -239,6 +240,9 @@ class FetchClient:
 
     def _start(self) -> None:
         """Start a fetcher by exec, and wait until it answers."""
+        # The log of the one before may say why it died.
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self.directory / LOG, self.directory / LOG_BEFORE)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with closing_fd(os.open(self.directory / LOG, flags, 0o600)) as output:
             started = subprocess.Popen(
@@ -268,7 +272,7 @@ def _is_accepted(connection: socket.socket) -> bool:
         If it serves others, who reach them otherwise.
     """
     try:
-        send(connection, Hello(identity_of(os.environ)))
+        send(connection, Hello(identity_of(os.environ), session_of(os.environ)))
         reply: Reply = receive(connection, Reply)[0]
         reply.raise_error()
     except BaseException:

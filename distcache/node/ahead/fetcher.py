@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus.mds.stored_shard import StoredShard, indexed_pieces
-from distcache.errors import CorpusError, NoSpace, StorageError
+from distcache.errors import AccessDenied, CorpusError, NoSpace, StorageError
 from distcache.kernels import PrefetchBuffer
 from distcache.node.ahead.protocol import (
     MAX_WHOLE_BYTES,
@@ -30,6 +31,7 @@ from distcache.node.ahead.protocol import (
     decoded,
     default_budget,
 )
+from distcache.node.ahead.sessions import Sessions
 from distcache.storage.files import open_sized, open_unnamed, version_of, write_range
 from distcache.storage.pace import in_background
 from distcache.storage.place import FilePlace, Place, bucket_of
@@ -43,9 +45,16 @@ OPEN_FILES: Final = 512
 
 
 class OpenSources:
-    """Opens sources. Files stay open; objects and shards hold no descriptor."""
+    """Opens sources. Files stay open; objects and shards hold no descriptor.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    sessions : Sessions
+        Temporary credentials for objects.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
         self._files: dict[Source, tuple[int, FilePlace]] = {}
         self._lock = threading.Lock()
         self._users: collections.Counter[Source] = collections.Counter()
@@ -101,11 +110,21 @@ class OpenSources:
         OSError, CorpusError
             If it cannot be read, or is not the one of the version.
         """
-        if source.codec:
-            _unpack(source, out)
-        else:
-            with self.open(source) as place:
-                place.read_into(out, begin)
+        for tries in itertools.count(1):
+            session = self._sessions.current
+            try:
+                if source.codec:
+                    _unpack(source, out)
+                else:
+                    with self.open(source) as place:
+                        place.read_into(out, begin)
+            except AccessDenied as error:
+                is_last = tries >= self._sessions.count
+                ended = "expired" in str(error)
+                if not self._sessions.replace(session, has_ended=ended) or (is_last and not ended):
+                    raise
+            else:
+                return
 
 
 def _unpack(source: Source, out: NDArray[np.uint8]) -> None:
@@ -176,7 +195,8 @@ class Fetcher:
         self._file = open_unnamed(directory)
         self.buffer = PrefetchBuffer(self._file)
         self.buffer.set_unpackers(min(max(len(os.sched_getaffinity(0)) // 4, 2), UNPACKERS))
-        self._places = OpenSources()
+        self.sessions = Sessions()
+        self._places = OpenSources(self.sessions)
         self._lock = threading.Lock()
         self._sources: list[Source] = []
         self._numbers: dict[Source, int] = {}
@@ -334,6 +354,7 @@ class Fetcher:
             ahead=ahead["held"],
             hits=ahead["hits"],
             misses=ahead["misses"],
+            cores=len(os.sched_getaffinity(0)),
             fetched=self._fetched,
             used=self._used,
             requests=requests,

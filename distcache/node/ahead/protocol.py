@@ -48,9 +48,17 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """What a client begins with: an identity of the endpoints and credentials that it would use."""
+    """What a client begins with: an identity of the endpoints and credentials that it would use.
+
+    `session` has its temporary credentials by the names of their variables, if it has any. Only
+    processes of one user can be at both ends of the socket.
+    """
 
     identity: str
+    session: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Hello({self.identity!r})"  # without secrets
 
 
 class ReadRequest(msgspec.Struct, frozen=True, tag="read"):
@@ -98,6 +106,7 @@ class Status(msgspec.Struct, frozen=True):
     # ranges that were read ahead of their use, or were fetched when they were asked for
     hits: int = 0
     misses: int = 0
+    cores: int = 0  # cores that its threads may use
     # bytes from stores, and bytes that were asked for
     fetched: int = 0
     used: int = 0

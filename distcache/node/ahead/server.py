@@ -133,6 +133,7 @@ class _Server:
         with self._lock:
             if request.identity == self._identity:
                 self._readers.add(connection)
+                self._fetcher.sessions.offer(request.session)
                 return Reply()
             if self._readers:
                 return Reply(

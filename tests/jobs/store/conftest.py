@@ -11,7 +11,7 @@ from tests.support.seaweed import Seaweed
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
-    """It."""
+    """A SeaweedFS that runs."""
     server = Seaweed(tmp_path_factory.mktemp("seaweed") / "data")
     yield server
     server.close()

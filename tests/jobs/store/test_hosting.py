@@ -16,8 +16,8 @@ from distcache.cache.corpus_places import beside
 from distcache.node.ahead.client import fetcher_status
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
-from tests.jobs.store.training import train
 from tests.jobs.test_localize import on_nodes
+from tests.jobs.train_from_bucket import train
 from tests.support.corpora import write_lengths
 from tests.support.processes import LIMIT, clean_environment, start
 from tests.support.seaweed import READER, WRITER, Seaweed
@@ -167,7 +167,7 @@ def test_a_budget_far_below_the_corpus(seaweed: Seaweed, tmp_path: Path) -> None
     store = tmp_path / "store"
     words = ["localize", "s3://lake/large/c.h5", "--store", store]
     assert start(words, environment=seaweed.environment()).returncode == 0
-    words = ["-m", "tests.jobs.store.trainer", "s3://lake/large/c.h5", str(store), "0", "1", "600"]
+    words = ["-m", "tests.jobs.bucket_trainer", "s3://lake/large/c.h5", str(store), "0", "1", "600"]
     trainer = subprocess.Popen(
         [sys.executable, *words, "--budget", "8M", "--until", str(7 << 20)],
         stdout=subprocess.PIPE,

@@ -16,7 +16,7 @@ from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import bucket_of, exists, open_place, read_place, version_at
 from distcache.storage.url import address_of
 from tests.storage.test_places import CONTENT, Contract
-from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.buckets import fresh_process_of_buckets
 from tests.support.seaweed import READER, Seaweed
 
 URL = "s3://lake/contract/object"

@@ -14,7 +14,14 @@ import pytest
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.launch.schedulers.known_schedulers import SCHEDULERS, SchedulerName, find_scheduler
 from distcache.launch.schedulers.scheduler import Shape, with_directives
-from distcache.launch.scripts import MARK, build_script, submit_script, training_script
+from distcache.launch.scripts import (
+    MARK,
+    build_script,
+    own_dependency,
+    read_script,
+    submit_script,
+    training_script,
+)
 from distcache.launch.submit import SubmitOptions
 from tests.support.waiting import wait_until
 
@@ -36,6 +43,7 @@ SHAPE = Shape(
     logs=Path("/shared/caches/c.jobs"),
     mpiexec="/opt/env/bin/mpiexec",
     mpi="pmi2",
+    variables=("LD_LIBRARY_PATH", "PATH"),
 )
 
 
@@ -80,6 +88,16 @@ def test_one_rank_needs_no_launcher() -> None:
         (["-r y", "-j oe"], ["-r="], ["-j oe"]),
         (["--mem=2G", "--time=5"], ["--mem="], ["--time=5"]),
         (["-j oe"], ["-l filesystems=home:eagle"], ["-j oe", "-l filesystems=home:eagle"]),
+        (
+            ["-l select=2", "-l place=scatter"],
+            ["-lselect=1:ncpus=4"],
+            ["-l place=scatter", "-lselect=1:ncpus=4"],
+        ),
+        (
+            ["-l select=2", "-l place=scatter", "-q a"],
+            ["-l place=free,select=3"],
+            ["-q a", "-l place=free,select=3"],
+        ),
     ],
 )
 def test_given_directives(own: list[str], given: list[str], expected: list[str]) -> None:
@@ -180,7 +198,7 @@ def test_the_training_script(tmp_path: Path) -> None:
     """After its directives it waits for the cache, and gets its path and its arguments."""
     script = tmp_path / "train.sh"
     script.write_text("#!/bin/bash\n#PBS -l select=2\n\n# localize\necho $DISTCACHE_CACHE $1\n")
-    text = training_script([str(script), "a b"], Path("/shared/my c.h5"))
+    text = training_script(read_script(str(script)), ["a b"], Path("/shared/my c.h5"))
     assert text == (
         "#!/bin/bash\n#PBS -l select=2\n\n# localize\n"
         "# written by distcache submit\n"
@@ -198,7 +216,7 @@ def test_training_waits_for_the_cache(shell: str, tmp_path: Path) -> None:
     """It starts when the cache is there, and does not where it never comes."""
     script, cache = tmp_path / "train.sh", tmp_path / "a c.h5"
     script.write_text(f"#!/bin/{shell} -e\necho $1 $DISTCACHE_CACHE\n")
-    text = training_script([str(script), "x"], cache).replace("seq 60", "seq 2")
+    text = training_script(read_script(str(script)), ["x"], cache).replace("seq 60", "seq 2")
     for there in (False, True):
         if there:
             cache.touch()
@@ -218,9 +236,108 @@ def test_what_is_no_training_script(text: str, tmp_path: Path) -> None:
     script = tmp_path / "train"
     script.write_text(text)
     with pytest.raises(ConfigError, match="is no shell script"):
-        training_script([str(script)], CACHE)
+        read_script(str(script))
     with pytest.raises(NotReady, match="no such script"):
-        training_script([str(tmp_path / "none")], CACHE)
+        read_script(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "joined"),
+    [
+        ("slurm", "#SBATCH --dependency=singleton", "--dependency=afterok:9,singleton"),
+        ("slurm", "#SBATCH -N 2 -d afterany:5:6 # a chain", "--dependency=afterok:9,afterany:5:6"),
+        ("slurm", "#SBATCH --depend 'after:5+10'", "--dependency=afterok:9,after:5+10"),
+        ("pbs", "#PBS -W depend=afterany:7.server", "depend=afterok:9,afterany:7.server"),
+        (
+            "pbs",
+            "#PBS -Wumask=022,depend=after:7,before:8,sandbox=PRIVATE",
+            "depend=afterok:9,after:7,before:8",
+        ),
+        ("lsf", '#BSUB -w "ended(77) || done(78)" -wt 5', "done(9) && (ended(77) || done(78))"),
+        ("lsf", '#BSUB -wa USR1 -wt10 -w"done(5)"', "done(9) && (done(5))"),
+        ("sge", "#$ -hold_jid chain,77 -q a.q", "9,chain,77"),
+        ("sge", "true\n#$ -hold_jid 77", "9,77"),
+        ("slurm", "#SBATCH -J run#1 -d singleton", "--dependency=afterok:9,singleton"),
+        ("flux", "#flux: --dependency=afterany:f3", "--dependency=afterok:9"),
+    ],
+)
+def test_a_script_waits_for_its_own_jobs_too(name: SchedulerName, line: str, joined: str) -> None:
+    """An option would take the place of the directive; Flux takes both."""
+    scheduler = SCHEDULERS[name]
+    again = "" if scheduler.reads_all else line  # behind a command most read no more
+    own = own_dependency(scheduler, "train.sh", f"#!/bin/bash\n\n{line}\ntrue\n{again}\n")
+    assert joined in scheduler.after("9", own)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "said"),
+    [
+        ("slurm", "#SBATCH --dependency=afterok:5?afterok:6", "t.sh:2: .*cannot wait for one of"),
+        ("slurm", "#SBATCH -d singleton\n#SBATCH -d after:5", "lines 2 and 3 name jobs"),
+        ("sge", "#$ -hold_jid 'a", "t.sh:2: .*No closing quotation"),
+        ("sge", "true\ntrue\n#$ -hold_jid 'a", "t.sh:4: .*No closing quotation"),
+        (
+            "pbs",
+            "#SBATCH --nodes=64",
+            "t.sh:2: '#SBATCH --nodes=64': is not read by PBS",
+        ),
+        ("slurm", "# flux: -N 64", "t.sh:2: .*is not read by Slurm.* in lines of #SBATCH"),
+        ("pbs", "#FLUX: -N 64", "t.sh:2: .*is not read by PBS"),
+        ("flux", "#PBS -l select=64", "t.sh:2: .*is not read by Flux"),
+        ("slurm", "#PBS -N a\n#PBS -W depend=after:7", "t.sh:3: .*in a line of #SBATCH, where"),
+    ],
+)
+def test_directives_that_would_be_lost(name: SchedulerName, lines: str, said: str) -> None:
+    """They are refused by their line."""
+    with pytest.raises(ConfigError, match=said):
+        own_dependency(SCHEDULERS[name], "t.sh", f"#!/bin/bash\n{lines}\ntrue\n")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "",
+        "# SBATCH is not here",
+        "#SBATCH -N 2\n#PBS -N a",
+        "# PBS -W depend=after:3",
+        "#PBSX -W depend=after:3",
+        "# PBS doesn't like blanks",
+    ],
+)
+def test_directives_that_are_right(lines: str) -> None:
+    """A script may have none, and those of several schedulers."""
+    assert own_dependency(SCHEDULERS["pbs"], "t.sh", f"#!/bin/bash\n{lines}\ntrue\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("slurm", "#SBATCH -N 2  # don't share nodes"),
+        ("slurm", "#SBATCH --comment='a # b' # don't"),
+        ("slurm", "#PBS -l select=2"),  # Slurm reads it, too
+        ("flux", "# flux: -N 2 # don't"),
+        ("flux", "#FLUX: -N 2"),
+        ("flux", '#flux: --setattr=user.a="""\n#flux: it is\n#flux: """'),
+        ("slurm", "# FLUX: trains the image model"),
+    ],
+)
+def test_directives_as_their_schedulers_read_them(name: SchedulerName, line: str) -> None:
+    """Comments behind them, whatever is in these, and all forms of their beginning."""
+    assert own_dependency(SCHEDULERS[name], "t.sh", f"#!/bin/bash\n{line}\ntrue\n") == ""
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_what_runs_before_the_ranks_and_around_them(name: SchedulerName) -> None:
+    """Lines of a setup come before the ranks, which start by the given command."""
+    program = ("apptainer", "exec", "my image.sif", "python3", "-m", "distcache")
+    shape = SHAPE._replace(setup="module load openmpi\nexport A=1\n", program=program)
+    lines = build_script(SCHEDULERS[name], shape, WORDS, CACHE).splitlines()
+    place = lines.index("module load openmpi")
+    assert lines[place + 1] == "export A=1"
+    assert "apptainer exec 'my image.sif' python3 -m distcache build" in lines[place + 3]
+    shape = SHAPE._replace(setup=f"true\n{SCHEDULERS[name].prefix} -x")
+    with pytest.raises(ConfigError, match="give a directive with --directive"):
+        build_script(SCHEDULERS[name], shape, WORDS, CACHE)
 
 
 @pytest.mark.parametrize(
@@ -230,11 +347,11 @@ def test_what_is_a_training_script(first: str, tmp_path: Path) -> None:
     """Any shell's; but not what was made of one before, which would wait twice."""
     script = tmp_path / "train"
     script.write_text(f"{first}\ntrue\n")
-    made = training_script([str(script)], CACHE)
+    made = training_script(read_script(str(script)), [], CACHE)
     assert made.startswith(f"{first}\n{MARK}\n")
     script.write_text(made)
     with pytest.raises(ConfigError, match="was written by distcache"):
-        training_script([str(script)], CACHE)
+        read_script(str(script))
 
 
 def commands(directory: Path, name: str, script: str) -> None:
@@ -271,7 +388,7 @@ def test_submission(
     commands(tmp_path, command, f'echo "$@" >{tmp_path}/words; cat >{tmp_path}/in; echo "{said}"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     path, text = tmp_path / "build.sh", f"#!/bin/bash\n{MARK}\n"
-    job = submit_script(SCHEDULERS[name], path, text, "7")
+    job = submit_script(SCHEDULERS[name], path, text, SCHEDULERS[name].after("7", ""))
     assert job in said
     assert (tmp_path / "words").read_text().strip() == given.format(path=path)
     assert path.read_text() == text
@@ -386,18 +503,18 @@ def test_only_newlines_end_lines(tmp_path: Path) -> None:
     script.write_text(
         "#!/bin/bash\n# page 1\x0ctouch x\u2028rm y\n   \n\t# more\n#PBS -q a\ntrue\n"
     )
-    lines = training_script([str(script)], CACHE).split("\n")
+    lines = training_script(read_script(str(script)), [], CACHE).split("\n")
     assert lines[1] == "# page 1\x0ctouch x\u2028rm y"
     assert lines.index("#PBS -q a") < lines.index(MARK)  # blanks end no directives
 
 
 @pytest.mark.parametrize("odd", ["x\n#$ -q evil.q", "a\udcff"])
-def test_what_a_script_cannot_say(odd: str, tmp_path: Path) -> None:
+def test_what_a_script_cannot_say(odd: str) -> None:
     """A newline could be a directive, a name that is not UTF-8 another file: both are refused."""
     with pytest.raises(ConfigError, match="expected printable text"):
         build_script(SCHEDULERS["sge"], SHAPE, ["build", odd], CACHE)
     with pytest.raises(ConfigError, match="expected printable text"):
-        training_script([str(tmp_path / "train.sh"), odd], CACHE)
+        training_script("#!/bin/sh\n", [odd], CACHE)
 
 
 def test_every_scheduler_is_offered_and_described() -> None:
@@ -407,3 +524,35 @@ def test_every_scheduler_is_offered_and_described() -> None:
     for page in ("schedulers/index.md", "commands.md"):
         text = (DOCS / page).read_text()
         assert [name for name in SCHEDULERS if f"{name}`" not in text] == []
+
+
+TRAIN = Path(__file__).parents[3] / "slurm" / "train.sbatch"
+
+
+@pytest.mark.parametrize(("failures", "trains"), [(0, True), (1, True), (2, False)])
+def test_localizing_is_tried_once_more(failures: int, trains: bool, tmp_path: Path) -> None:
+    """A step whose MPI did not start is repeated; one that fails again ends the job."""
+    tried = tmp_path / "tried"
+    commands = {
+        "srun": f"case $* in *localize*) echo >>{tried}; [ $(wc -l <{tried}) -gt {failures} ];; "
+        f"*torchrun*) touch {tmp_path}/trained;; esac",
+        "distcache": "true",
+        "sleep": "true",
+        "scontrol": "echo node1",
+    }
+    for name, line in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "DISTCACHE_CACHE": "/c.h5", **variables}
+    done = subprocess.run(
+        ["bash", TRAIN, "train.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert (tmp_path / "trained").exists() == trains, done.stderr
+    assert (done.returncode == 0) == trains
+    assert len(tried.read_text().splitlines()) == min(failures + 1, 2)

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import distcache
 from distcache.storage.timeouts import SCALE, TimeLimits, limits
-from distcache.train.dataset import CachedDataset
 from tests.support import here
-from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.buckets import put_cache
 from tests.support.scripted_s3 import ScriptedS3
 from tests.train.buckets.reading import end_fetcher, reached
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
-    """An empty bucket."""
-    with ScriptedS3() as s3, fresh_process_of_buckets(monkeypatch, s3.environment):
-        yield s3
-
-
-@pytest.fixture
-def files(cache: Path) -> CachedDataset:
+def files(cache: Path) -> Any:
     """The samples, read from files."""
     return distcache.open(cache).dataset("train")
 
@@ -41,7 +33,7 @@ def local(server: ScriptedS3, cache: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def remote(local: Path) -> CachedDataset:
+def remote(local: Path) -> Any:
     """The samples, read from the bucket."""
     return distcache.open("s3://lake/run/c.h5", local).dataset("train")
 
@@ -49,14 +41,14 @@ def remote(local: Path) -> CachedDataset:
 @pytest.fixture
 def hurry(
     local: Path, monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
-) -> Callable[[float], CachedDataset]:
+) -> Callable[[float], Any]:
     """Multiplies all limits, and returns the samples of a fetcher that has started before.
 
     Since a busy machine may start it after its limit.
     """
-    kept: list[CachedDataset] = []
+    kept: list[Any] = []
 
-    def hurried(factor: float) -> CachedDataset:
+    def hurried(factor: float) -> Any:
         assert limits().fetcher_start == TimeLimits().fetcher_start
         monkeypatch.setenv(SCALE, str(factor))  # for the fetcher, not yet for this process
         kept.append(reached(local))

@@ -8,16 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader
-
 import distcache
 from distcache.node.ahead.client import fetcher_status
 from distcache.node.ahead.protocol import Status
-from distcache.train.dataset import CachedDataset
 from tests.support.waiting import wait_until
 
-Batches = list[torch.Tensor]
+Batches = list[Any]  # of tensors; torch is not everywhere where the conftest is
 
 
 def status(root: Path) -> Status:
@@ -27,7 +23,7 @@ def status(root: Path) -> Status:
     return found
 
 
-def reached(root: Path) -> CachedDataset:
+def reached(root: Path) -> Any:
     """Return the samples of a bucket, after the fetcher has read one."""
     dataset = distcache.open("s3://lake/run/c.h5", root).dataset("train")
     assert dataset[0]
@@ -44,7 +40,7 @@ def end_fetcher(root: Path) -> None:
 
 
 def batches(
-    dataset: CachedDataset,
+    dataset: Any,
     workers: int = 0,
     way: str | None = None,
     *,
@@ -54,6 +50,8 @@ def batches(
     most: int = 200,
 ) -> Batches:
     """Return the first batches of a rank."""
+    from torch.utils.data import DataLoader  # noqa: PLC0415
+
     sampler: Any = distcache.ResumableSampler(dataset, 4, *ranks, consumed_samples=consumed)
     if budget is not None:
         sampler = distcache.ReadAhead(sampler, dataset, budget, samples=200)
@@ -70,4 +68,6 @@ def batches(
 
 def equal(one: Batches, other: Batches) -> bool:
     """Return whether batches are the same, in the same order."""
+    import torch  # noqa: PLC0415
+
     return len(one) == len(other) and all(map(torch.equal, one, other))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ from distcache.train.dataset import CachedDataset
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.secrets import MARK, places_with_secrets
 from tests.support.waiting import wait_until
-from tests.train.buckets.reading import batches, status
+from tests.train.buckets.reading import batches, end_fetcher, reached, status
 
 pytestmark = pytest.mark.slow
 
@@ -109,6 +111,67 @@ def test_modules_in_the_directory_of_training(
     (tmp_path / "code" / "queue.py").write_text("raise SystemExit('planted')")
     monkeypatch.chdir(tmp_path / "code")
     assert distcache.open("s3://lake/run/c.h5", local).dataset("train")[0]
+
+
+def in_session(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Give this process a session of its own of one account."""
+    key = base64.b32encode(b"\x81account" + name.encode()[:2]).decode()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"ASIA{key}")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{MARK}-{name}")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", name)
+
+
+def test_sessions_of_one_account(
+    local: Path, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest serves all; if it is refused, another takes its place, and no secret is kept."""
+    refused: set[str | None] = set()
+    server.on_request = lambda request: "403:ExpiredToken" if request.token in refused else ""
+
+    def reads(position: int) -> str | None:
+        server.script()
+        dataset = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+        assert dataset[position]
+        kept.append(dataset)
+        return server.requests[-1].token
+
+    kept: list[CachedDataset] = []
+    in_session(monkeypatch, "one")
+    assert reads(0) == "one"
+    process = status(local).process
+    in_session(monkeypatch, "two")
+    refused.add("one")  # it has expired
+    assert reads(20) == "two"
+    in_session(monkeypatch, "one")  # of a rank of the first job that connects again
+    assert reads(40) == "two"
+    in_session(monkeypatch, "three")
+    refused.add("three")  # it may not read this
+    assert reads(60) == "two"
+    refused.add("two")
+    with pytest.raises(DistcacheError, match="the credentials have expired"):
+        reads(80)
+    in_session(monkeypatch, "four")
+    assert reads(80) == "four"
+    assert status(local).process == process
+    assert places_with_secrets(local) == []
+
+
+def test_the_fetcher_leaves_the_cores_of_the_rank_that_starts_it(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It serves all ranks of the node. It keeps the log of the one before."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        assert reached(local)
+    finally:
+        os.sched_setaffinity(0, cores)
+    first = status(local)
+    assert first.cores == len(cores)
+    (local / "ahead" / "fetcher.out").write_text("why it died")
+    end_fetcher(local)
+    assert reached(local)
+    assert (local / "ahead" / "fetcher.out.1").read_text() == "why it died"
 
 
 def test_other_credentials(

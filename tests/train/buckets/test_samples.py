@@ -11,7 +11,7 @@ import torch
 
 import distcache
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.node.records import read_records
+from distcache.node.records import invalidate, read_records
 from distcache.node.store import Store
 from distcache.train.dataset import CachedDataset
 from tests.support import here
@@ -135,6 +135,12 @@ def test_the_reader_for_megatron(
         reader.read(np.uint16, 10, len(data))
     with pytest.raises(NotReady, match="localize"):
         distcache.MegatronBinReader("s3://lake/other.bin")
+    # A cache that is localized later is known, too.
+    invalidate(Store(local), next(read_records(Store(local))).name)
+    with pytest.raises(NotReady, match="localize"):
+        distcache.MegatronBinReader(url)
+    here.localize("s3://lake/run/c.h5", local)
+    assert distcache.MegatronBinReader(url).read(np.uint16, 10, 20).size == 10
 
 
 def test_the_reader_for_megatron_and_a_whole_copy(

@@ -53,7 +53,7 @@ WITHOUT_EFFECT: Final = "trim_offsets"  # on tokens
 class PatternTable(msgspec.Struct, frozen=True):
     """Result of `scripts/code_points`."""
 
-    versions: dict[str, str]  # version of each of the two libraries
+    versions: dict[str, tuple[str, ...]]  # those of the two libraries with which it was found
     end: int  # code point below which all were compared
     # runs [begin, end) of code points that are cut differently, by `pattern_of`
     differing: dict[str, list[tuple[int, int]]]
@@ -85,7 +85,7 @@ def mark_known(description: TokenizerJson, known: NDArray[np.uint8]) -> None:
         Array to be marked with `TextScanner.PLAIN` and `TextScanner.OTHER`.
     """
     table = msgspec.json.decode(TABLE.read_bytes(), type=PatternTable)
-    if any(metadata.version(name) != version for name, version in table.versions.items()):
+    if any(metadata.version(name) not in fitting for name, fitting in table.versions.items()):
         return
     runs = table.differing.get(pattern_of(description))
     if runs is None:

@@ -13,7 +13,7 @@
 # These signals are for the ranks; this script acts on their exit code. SIGTERM ends it.
 trap : USR1 USR2
 echo "==== started on $HOSTNAME" >&2
-flux run --signal=SIGUSR1@90s --ntasks=8 --cores-per-task=2 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
+flux run --signal=SIGUSR1@90s --nodes=2 --ntasks=8 --cores-per-task=2 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
 code=$?
 if [ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ]; then
     echo 'distcache: /shared/caches/c.h5: is not there, though all ranks have succeeded' >&2

@@ -1,4 +1,4 @@
-# Run here: by Slurm's emulation of PBS, tests/cluster/test_pbs.py.
+# Run here: by Slurm's emulation of PBS, tests/cluster/test_other_schedulers.py.
 #!/bin/bash
 #PBS -N distcache
 #PBS -l select=2:ncpus=8:mpiprocs=4:mem=12gb

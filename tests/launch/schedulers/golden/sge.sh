@@ -1,10 +1,10 @@
-# Run here: by Grid Engine 8.1.9 of Debian, tests/cluster/test_grid_engine.py.
+# Run here: by Grid Engine 8.1.9 of Debian, tests/cluster/test_other_schedulers.py.
 #!/bin/bash
 #$ -N distcache
 #$ -pe mpi 16
 #$ -l h_rt=5400,s_rt=5310
 #$ -cwd
-#$ -V
+#$ -v LD_LIBRARY_PATH,PATH
 #$ -r y
 #$ -j y
 #$ -o /shared/caches/c.jobs/$JOB_ID.log

@@ -1,0 +1,169 @@
+"""Sections, document by document: entries, links of shuffles, runs of small ones."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distcache.builder import entries
+from distcache.builder.entries import documents_of, fill_passes, tokens_of
+from distcache.builder.job import BuildOptions, Job
+from distcache.builder.links import shuffled_slice
+from distcache.builder.reuse import Reusable
+from distcache.builder.section_slice import draw_bounds
+from distcache.builder.work import runs_of
+from distcache.corpus import open_idx, write_idx
+from distcache.corpus.idx import Idx
+from distcache.kernels import Mt19937
+from distcache.plan.layout import Unit, make_layout
+from distcache.plan.model import BlendPlan, Plan, SectionPlan
+from distcache.plan.sizes import Cut, SectionSize
+from distcache.ranks.progress import NullProgress, Stopwatch
+from tests.support import here
+from tests.support.corpora import write_lengths
+
+LENGTHS = np.arange(3, 43)
+
+
+@pytest.fixture(scope="module")
+def idx(tmp_path_factory: pytest.TempPathFactory) -> Idx:
+    """Return an index of forty documents."""
+    return open_idx(write_lengths(tmp_path_factory.mktemp("corpus") / "c", LENGTHS))
+
+
+@given(st.data(), st.integers(1, 50))
+def test_slices_of_epochs(idx: Idx, data: st.DataObject, step: int) -> None:
+    """Every slice has the documents of its positions, in steps of any size."""
+    begin = data.draw(st.integers(0, 39))
+    end = data.draw(st.integers(begin + 1, 40))
+    first, size = data.draw(st.integers(0, 120)), data.draw(st.integers(0, 120))
+    cut = Cut(8, True, False)
+    section = SectionPlan("k", 0, begin, end, 0, 1, cut, SectionSize(6, 9, None))
+    filled = np.empty(size, np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entries, "FILL_STEP", step)
+        fill_passes(section, idx, filled, first)
+    expected = [begin + place % (end - begin) for place in range(first, first + size)]
+    assert documents_of(filled).tolist() == expected
+    assert tokens_of(filled) == LENGTHS[expected].sum()
+
+
+def resident(prefix: str) -> int:
+    """Return the bytes of a mapped file that are in this process's memory."""
+    blocks = Path("/proc/self/smaps").read_text(encoding="utf-8").split("VmFlags:")
+    (own,) = [block for block in blocks if f"{prefix}.idx" in block]
+    return 1024 * int(own.partition("Rss:")[2].split()[0])
+
+
+def test_lengths_are_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: Callable[..., None]
+) -> None:
+    """A large section holds the lengths of a step while it is filled, and none afterwards."""
+    documents = 1 << 22
+    prefix = str(tmp_path / "c")
+    write_idx(prefix, np.ones(documents, np.int32), "u2")
+    mapped = open_idx(prefix)
+    section = SectionPlan("k", 0, 0, documents, 0, 1, Cut(8, True, False), SectionSize(1, 9, None))
+    most: list[int] = []
+    release = Idx.release_lengths
+
+    def look_and_release(self: Idx, begin: int, end: int) -> None:
+        most.append(resident(prefix))
+        release(self, begin, end)
+
+    limit("distcache.builder.entries", FILL_STEP=documents // 8)
+    monkeypatch.setattr(Idx, "release_lengths", look_and_release)
+    fill_passes(section, mapped, np.empty(documents, np.int64), 0)
+    assert len(most) == 9
+    assert max(most) < 8 << 20  # of 16 MiB: a step, and the kernel's large pages beside it
+    assert resident(prefix) <= 2 << 20
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 50, 4000])
+def test_it_is_the_shuffle_of_numpy(size: int, limit: Callable[..., None]) -> None:
+    """It is the shuffle of NumPy in pieces of any size, and the generator continues behind it."""
+    limit("distcache.builder.links", PIECE_STEPS=700)
+    generator, numpy = Mt19937(11), np.random.RandomState(11)
+    expected = np.arange(size, dtype=np.uint32)
+    numpy.shuffle(expected)
+    found = shuffled_slice(here.ALONE, size, generator, [0, size])
+    assert found.tolist() == expected.tolist()
+    assert generator.next32() == numpy.randint(0, 2**32, dtype=np.uint32)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 7, 128])
+def test_no_rank_has_more_than_twice_the_mean(ranks: int) -> None:
+    """Neither of positions nor of draws: low positions are drawn more often than high ones."""
+    size = 200_000
+    bounds = draw_bounds(size, ranks)
+    draws = Mt19937(1).draw(size - 1, size - 1)
+    drawn, _ = np.histogram(draws, bounds)
+    assert bounds[0] == 0
+    assert bounds[-1] == size
+    assert drawn.max() < 2.1 * size / ranks
+    assert np.diff(bounds).max() < 2.1 * size / ranks
+    assert draw_bounds(0, ranks) == [0] * (ranks + 1)
+
+
+SECTIONS, ITEMS = 6, 8
+
+
+def section(order: str = "megatron") -> SectionPlan:
+    """Return a section of ten documents."""
+    return SectionPlan("k", 0, 0, 10, 100, 1, Cut(8, True, False), SectionSize(1, 12, None), order)
+
+
+def job_of(finished: set[int], reused: set[int], orders: list[str]) -> Job:
+    """Return a build of sections and two blends, of which some are finished, and some copied."""
+    blends = tuple(BlendPlan("b", split, (1.0,), (), 5) for split in ("train", "valid"))
+    plan = Plan("k", {}, {}, (), tuple(map(section, orders)), blends, ())
+    return Job(
+        here.ALONE,
+        BuildOptions(),
+        plan,
+        make_layout(plan.items),
+        Path("cache.h5"),
+        dict.fromkeys(reused, Reusable("other.h5", "sections", 0)),
+        Stopwatch(NullProgress()),
+        {item: {} for item in finished},
+    )
+
+
+@given(
+    st.sets(st.integers(0, ITEMS - 1)),
+    st.sets(st.integers(0, ITEMS - 1)),
+    st.lists(st.sampled_from(["megatron", "passes"]), min_size=SECTIONS, max_size=SECTIONS),
+    st.booleans(),
+)
+def test_runs(finished: set[int], reused: set[int], orders: list[str], large: bool) -> None:
+    """All that is not finished, in order; only sections that follow one another are together."""
+    job = job_of(finished, reused, orders)
+    unit = Unit(tuple(range(ITEMS)), 0, 1, splittable=False, is_large=large)
+    runs = list(runs_of(job, unit))
+    assert [item for run, _ in runs for item in run] == sorted(set(unit.items) - finished)
+    for run, small in runs:
+        assert run == list(range(run[0], run[0] + len(run)))
+        can_join = [
+            item < SECTIONS and orders[item] == "megatron" and item not in reused for item in run
+        ]
+        assert small == (all(can_join) and not large)
+        assert small or len(run) == 1
+    together = [run for run, small in runs if small]
+    gaps = [after[0] - before[-1] for before, after in itertools.pairwise(together)]
+    assert all(gap > 1 for gap in gaps)  # no run is cut without a reason
+
+
+def test_many_are_cut_into_runs(limit: Callable[..., None]) -> None:
+    """The indices of a run are mapped at the same time, which a process can do so often only."""
+    limit("distcache.builder.work", MAX_MAPPED_SECTIONS=4)
+    job = job_of(set(), set(), ["megatron"] * SECTIONS)
+    (unit,) = job.layout.units
+    found: list[Any] = list(runs_of(job, unit))
+    assert found == [([0, 1, 2, 3], True), ([4, 5], True), ([6], False), ([7], False)]
