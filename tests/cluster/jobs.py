@@ -88,8 +88,14 @@ def wait_for(job: str, *states: str, limit: float = LIMIT) -> str:
 
 
 def recorded(directory: Path, name: str) -> set[int]:
-    """Return the items that the journals of an unfinished cache name."""
-    journals = directory.glob(f".{name}.h5.building/journal.*.jsonl")
+    """Return the items that the journals of an unfinished cache name.
+
+    None while its directory comes or goes: a network filesystem shows it before it can be listed.
+    """
+    try:
+        journals = list(directory.glob(f".{name}.h5.building/journal.*.jsonl"))
+    except FileNotFoundError:
+        return set()
     return {record.item for path in journals for record in read_journal(path, Record)}
 
 
