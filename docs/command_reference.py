@@ -1,4 +1,4 @@
-"""The options of every command as Markdown, from the program."""
+"""The options of every command, and the fields of a configuration, as Markdown."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
+from distcache.cli.build import configuration_schema
 from distcache.cli.commands import COMMANDS, load
 
 
@@ -20,6 +21,16 @@ def reference() -> Iterator[str]:
                 yield from _describe(f"distcache {name} {inner}", command.commands[inner])
         else:
             yield from _describe(f"distcache {name}", command)
+
+
+def configuration() -> Iterator[str]:
+    """Yield the rows of the fields of a configuration, as its schema describes them."""
+    described = configuration_schema()["$defs"]["Config"]
+    yield from ("| field | default | meaning |", "|---|---|---|")
+    for name, field in described["properties"].items():
+        default = "required" if name in described["required"] else field.get("default")
+        shown = "" if default is None else str(default).lower()
+        yield f"| `{name}` | {shown} | {field['description']} |"
 
 
 def _describe(path: str, command: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import msgspec
-from command_reference import reference
+from command_reference import configuration, reference
 from sphinx.ext.autodoc.mock import _MockObject
 
 import distcache
@@ -47,13 +47,15 @@ copybutton_prompt_is_regexp = True
 copybutton_exclude = ".linenos, .gp, .go"
 suppress_warnings = ["ref.python"]  # a name in a docstring may be several attributes
 
-MARK = "<!-- commands -->"
+GENERATED = {"<!-- commands -->": reference, "<!-- configuration -->": configuration}
 
 
 def put_reference(app: Any, name: str, source: list[str]) -> None:
-    """Put the options of all commands in the place of their mark."""
+    """Put what the program says of itself in the places of its marks."""
     del app, name
-    source[0] = source[0].replace(MARK, "\n".join(reference()) if MARK in source[0] else "")
+    for mark, lines in GENERATED.items():
+        if mark in source[0]:
+            source[0] = source[0].replace(mark, "\n".join(lines()))
 
 
 def list_fields(

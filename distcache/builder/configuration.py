@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
@@ -210,7 +210,8 @@ def _decode(fields: Mapping[str, Any]) -> Config:
 
 def _choices(kind: Any, message: str) -> str:
     """Return what a field may be, if it is one of some words."""
-    words = get_args(kind) if get_origin(kind) is Literal else ()
+    plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    words = get_args(plain) if get_origin(plain) is Literal else ()
     return f"; expected one of {', '.join(words)}" if words and "enum value" in message else ""
 
 

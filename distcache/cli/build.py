@@ -449,7 +449,8 @@ def configuration_schema() -> dict[str, Any]:
     )
     own = kinds["Config"]
     fields: dict[str, Any] = own["properties"]
-    fields |= kinds.pop("WrittenForms")["properties"]
+    for name, form in kinds.pop("WrittenForms")["properties"].items():
+        fields[name] = {"description": fields[name]["description"], **form}
     for name in NOT_WRITTEN:
         del fields[name]
     own["title"] = "Configuration of distcache"

@@ -115,50 +115,122 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @decodable
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole configuration."""
+    """A whole configuration. Descriptions are those of the schema and of the documentation."""
 
-    # tokens per sample, without the extra one; 1 for rows
-    sequence_length: Annotated[int, Meta(ge=1, le=2**31 - 2)]
-    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 1234  # seed of every section's generator
-    samples: Samples | None = None  # none is one pass of every split
-    split: str | None = None
-    # one blend that is cut into splits, as in "99,1,0"
-    blend: Blend | None = None
-    # instead of the two: a blend for each split, which uses its corpora whole
-    blend_per_split: BlendPerSplit | None = None
-    # share of samples that a weighted blend's sections are built beyond their target
-    mid_level_dataset_surplus: Annotated[float, Meta(ge=0, le=1e6)] = 0.005
-    # whether samples overlap by one token, so that labels need no padding
-    add_extra_token: bool = True
-    # whether the validation split ends at its last whole sample
-    drop_last_partial_validation_sequence: bool = True
-    # "separate" or "fused": how Megatron's helper was compiled where it runs, by which errors of a
-    # blend are rounded twice, as on x86-64, or once, as on AArch64
-    blend_arithmetic: BlendArithmetic = "separate"
-    # whether each corpus of ``blend_per_split.valid`` is a validation set of its own
-    multiple_validation_sets: bool = False
-    full_validation: bool = False  # whether validation runs over one whole pass
-    # Megatron's ``unique_identifiers`` of the tokenizer; or ``{"description": FILE}`` to take them
-    # from a description that Megatron wrote; or ``{"megatron": RELEASE, ...}`` with Megatron's
-    # options of the tokenizer. Enters Megatron's names only.
-    tokenizer: dict[str, Any] | None = None
-    # Whether training is given ``--fim-data``. Enters Megatron's names only.
-    fim_data: bool = False
-    # Whether receipts of corpora may name different tokenizers. Changes no array.
-    mixed_tokenizers: bool = False
-    # parts of training with weights of their own, in the place of weights and of samples.train
-    phases: Annotated[tuple[Phase, ...], Meta(min_length=1)] | None = None
-    # a cache whose blend and sections this one continues with its phases
-    continue_: Continue | None = msgspec.field(default=None, name="continue")
-    continued: Continued | None = None  # what was read of it
-    slurm: Slurm | None = None  # options for `submit`, which change no array
-    # shuffle of sections: as Megatron does, in passes that are a permutation each, within windows
-    # of shards, or in passes of rows that are packed with whole documents
-    order: OrderName = "megatron"
-    window: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # shards of a window
-    # documents of a packed sample, at most; null for any number
-    documents_per_sample: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    longer: Literal["cut", "drop"] = "cut"  # packed: documents longer than a row
+    sequence_length: Annotated[
+        int,
+        Meta(
+            ge=1, le=2**31 - 2, description="tokens per sample, at least 2; 1 for corpora of rows"
+        ),
+    ]
+    seed: Annotated[
+        int, Meta(ge=0, le=2**32 - 1, description="seed of every section's generator")
+    ] = 1234
+    split: Annotated[
+        str | None,
+        Meta(description='shares of train, valid and test, as in `"99,1,0"`; `blend` needs it'),
+    ] = None
+    samples: Annotated[
+        Samples | None,
+        Meta(
+            description="samples of each split: `{train: N, valid: N, test: N}`. null is one pass; "
+            "a split that is left out has no samples"
+        ),
+    ] = None
+    blend: Annotated[
+        Blend | None,
+        Meta(
+            description="corpora: prefixes, or `{path: PREFIX, weight: W}`, with weights for all "
+            "or for none. A validation set of its own may have `samples: N`"
+        ),
+    ] = None
+    blend_per_split: Annotated[
+        BlendPerSplit | None,
+        Meta(
+            description="instead of `blend` and `split`: `{train: [...], valid: [...], test: "
+            "[...]}`. Each split uses its corpora whole"
+        ),
+    ] = None
+    mid_level_dataset_surplus: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1e6,
+            description="share of samples by which sections of a weighted blend exceed their "
+            "target",
+        ),
+    ] = 0.005
+    add_extra_token: Annotated[
+        bool, Meta(description="neighbouring samples overlap by one token, for labels")
+    ] = True
+    drop_last_partial_validation_sequence: Annotated[
+        bool, Meta(description="the validation split ends with its last whole sample")
+    ] = True
+    # how Megatron's helper was compiled where it runs, by which errors of a blend are rounded
+    # twice, as on x86-64, or once, as on AArch64
+    blend_arithmetic: Annotated[
+        BlendArithmetic,
+        Meta(description="`separate`, or `fused` if Megatron itself runs on AArch64"),
+    ] = "separate"
+    order: Annotated[
+        OrderName,
+        Meta(description="order of samples: `megatron`, `passes`, `windows` or `packed`"),
+    ] = "megatron"
+    window: Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
+        Meta(description=f"shards in a window, for `order: windows`; {DEFAULT_WINDOW} by default"),
+    ] = None
+    documents_per_sample: Annotated[
+        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
+        Meta(description="largest number of documents in a packed sample"),
+    ] = None
+    longer: Annotated[
+        Literal["cut", "drop"],
+        Meta(
+            description="packed samples: `cut` documents that are longer than `sequence_length`, "
+            "or `drop` them"
+        ),
+    ] = "cut"
+    continue_: Annotated[
+        Continue | None,
+        Meta(description="`{cache: PATH, samples: N}`: the cache to continue after N samples"),
+    ] = msgspec.field(default=None, name="continue")
+    phases: Annotated[
+        Annotated[tuple[Phase, ...], Meta(min_length=1)] | None,
+        Meta(
+            description="list of `{samples: N, weights: [...]}`, instead of weights and "
+            "`samples.train`; also with `tokens: N`, or `steps: N, batch_size: N`"
+        ),
+    ] = None
+    multiple_validation_sets: Annotated[
+        bool, Meta(description="each corpus of `blend_per_split.valid` is a validation set")
+    ] = False
+    full_validation: Annotated[bool, Meta(description="validation runs over one whole pass")] = (
+        False
+    )
+    tokenizer: Annotated[
+        dict[str, Any] | None,
+        Meta(
+            description="`{megatron: RELEASE, tokenizer_type: ..., tokenizer_model: ...}` with "
+            "Megatron's options; or `{description: FILE}`, which Megatron wrote; or the "
+            "tokenizer's `unique_identifiers`. Changes only the names of Megatron's files"
+        ),
+    ] = None
+    slurm: Annotated[
+        Slurm | None,
+        Meta(
+            description="`{sbatch: [...], srun: [...]}`: options that every `submit` adds. They "
+            "change no array"
+        ),
+    ] = None
+    fim_data: Annotated[
+        bool,
+        Meta(description="training uses `--fim-data`. Changes only the names of Megatron's files"),
+    ] = False
+    mixed_tokenizers: Annotated[
+        bool, Meta(description="allow corpora whose receipts name different tokenizers")
+    ] = False
+    continued: Continued | None = None  # what was read of the cache that is continued
     # Whether these are the options of a training command, which asks for samples of every split.
     # Changes no array.
     of_command: bool = False

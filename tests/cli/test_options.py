@@ -150,6 +150,12 @@ def test_what_is_wrong(fields: dict[str, Any]) -> None:
             config_from_mapping(fields)
 
 
+def test_the_schema_describes_every_field() -> None:
+    """Editors show it, and the documentation has a row of it."""
+    fields = configuration_schema()["$defs"]["Config"]["properties"]
+    assert [name for name, field in fields.items() if not field.get("description")] == []
+
+
 def test_the_command() -> None:
     """The command prints a schema that is one."""
     done = start(["schema"])
