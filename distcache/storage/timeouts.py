@@ -1,7 +1,7 @@
 """Every time limit of distcache, and what is read again after an error that passes.
 
 ``DISTCACHE_TIMEOUT_SCALE`` multiplies all limits.
-docs/operations.md lists them for users, and a test keeps both the same.
+docs/operations.md lists those that users meet, and a test compares them.
 """
 
 from __future__ import annotations

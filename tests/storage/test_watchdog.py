@@ -84,12 +84,15 @@ def test_a_signal_leaves_it_behind() -> None:
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
-def test_the_documentation_has_them_all() -> None:
-    """The documentation has them all with the values that they have."""
+def test_the_documentation_has_those_that_a_user_meets() -> None:
+    """Each with the value that it has; waits of a minute or more are what a user notices."""
     section = OPERATIONS.read_text().partition("## Time limits")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
     found = {row[1].strip().strip("`"): float(row[2]) for row in rows}
-    assert found == msgspec.structs.asdict(TimeLimits())
+    every = msgspec.structs.asdict(TimeLimits())
+    assert found == {name: every[name] for name in found}
+    rare = {"leftover", "visible", "fetcher_start"}
+    assert found.keys() == {name for name, value in every.items() if value >= 60} - rare
 
 
 def test_one_variable_scales_them(monkeypatch: pytest.MonkeyPatch) -> None:
