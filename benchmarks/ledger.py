@@ -87,7 +87,7 @@ def act(name: str, cache: str, directory: str) -> dict[str, float]:
 def tables(run: Run) -> Iterator[Table]:
     """Measure each action."""
     work = run.directory
-    words = ["--corpora", len(WEIGHTS), "--documents", run.size(DOCUMENTS), "-o", work / "corpora"]
+    words = ["--count", len(WEIGHTS), "--documents", run.size(DOCUMENTS), "-o", work / "corpora"]
     command("distcache", "mock", *words)
     prefixes = sorted(str(path.with_suffix("")) for path in (work / "corpora").glob("*.idx"))
     blend = [{"path": path, "weight": w} for path, w in zip(prefixes, WEIGHTS, strict=True)]

@@ -93,7 +93,7 @@ def tables(run: Run) -> Iterator[Table]:
     """Run every command, and Megatron-Core."""
     work = run.directory
     words = [
-        "--corpora",
+        "--count",
         run.size(CORPORA),
         "--documents",
         run.size(DOCUMENTS),

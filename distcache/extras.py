@@ -26,7 +26,7 @@ EXTRA_OF: Final = {
     "cramjam": "mds",
     "obstore": "s3",
     "botocore": "s3",
-    "plotly": "report",
+    "matplotlib": "report",
 }
 """The extra of each library that distcache imports only when it is used."""
 

@@ -36,10 +36,15 @@ class UploadOptions(msgspec.Struct, frozen=True):
     """How to upload."""
 
     corpora: Annotated[bool, Option("Also upload the .idx, .bin and receipts, beside it.")] = False
-    readback: Annotated[bool, Option("Read every byte back, and not only cache and .idx.")] = False
+    readback: Annotated[
+        bool, Option("Also read every .bin back, not only the cache and .idx.", "--tokens")
+    ] = False
     threads: Annotated[
-        int, Option("Large objects that a rank sends at a time; of small ones 16.", least=1)
-    ] = 2
+        int,
+        Option(
+            "Large objects that a rank sends at a time; of small ones 16.", "--parallel", least=1
+        ),
+    ] = 4
 
 
 class Uploaded(msgspec.Struct, frozen=True):

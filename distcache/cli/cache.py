@@ -133,7 +133,7 @@ def verify_command(
         ),
     ] = False,
     prefix: PrefixOption = None,
-    threads: Annotated[int, typer.Option(min=1, help="Blocks read at a time.")] = 2,
+    threads: Annotated[int, typer.Option("--parallel", min=1, help="Blocks read at a time.")] = 4,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -337,7 +337,9 @@ def export_command(
     tokenizer: TokenizerOption = None,
     megatron: MegatronOption = None,
     fim_data: FimOption = None,
-    threads: Annotated[int, typer.Option(min=1, help="Arrays written at a time.")] = 2,
+    threads: Annotated[
+        int, typer.Option("--parallel", min=1, help="Arrays written at a time.")
+    ] = 4,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:

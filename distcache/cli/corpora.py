@@ -163,7 +163,7 @@ def select_command(
     --------
         distcache select data/web -o data/web-tenth --sample 0.1
 
-        distcache select data/web -o data/web-1b --tokens 1e9 --seed 7
+        distcache select data/web -o data/web-1b --sample-tokens 1e9 --seed 7
 
         distcache select data/web -o data/web-clean --drop duplicates.npy --min-length 64
     """
@@ -238,7 +238,9 @@ def check_command(
         str | None,
         typer.Option(help="Tokenizer for --readback, if it is not where the receipt says."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Files that each rank reads at a time.")] = 2,
+    threads: Annotated[
+        int, typer.Option("--parallel", min=1, help="Files that each rank reads at a time.")
+    ] = 4,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -406,13 +408,14 @@ def show_command(
         typer.Argument(metavar="[N|A:B]...", help="Documents, from 0; by default the first."),
     ] = None,
     random: Annotated[int, typer.Option(min=0, help="So many documents at random.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of --random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --random.")] = 1234,
     tokenizer: Annotated[
         str | None,
         typer.Option(help="Tokenizer for the text, if the receipt beside the corpus names none."),
     ] = None,
     tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens of each document that are shown; 0 is all.")
+        int,
+        typer.Option("--length", min=0, help="Tokens of each document that are shown; 0 is all."),
     ] = MAX_SHOWN_TOKENS,
     as_json: JsonOption = False,
 ) -> None:

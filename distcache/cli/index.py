@@ -77,13 +77,13 @@ def mds_command(
 
     Examples
     --------
-        distcache index mds /data/web-mds --split train -o corpora/web
+        distcache index mds /data/web-mds --subdirectory train -o corpora/web
 
         mpiexec -n 8 distcache index mds /data/c4/0 /data/c4/1 --dtype int64 -o corpora/c4
 
         distcache index mds /data/speech --rows -o corpora/speech
 
-        distcache index mds s3://lake/c4-mds --split train -o corpora/c4
+        distcache index mds s3://lake/c4-mds --subdirectory train -o corpora/c4
     """
     if rows and column:
         raise ConfigError("--rows indexes whole records: leave out --column, or --rows")

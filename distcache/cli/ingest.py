@@ -184,7 +184,7 @@ def mock_command(
 
     Examples
     --------
-        distcache mock --documents 2e7 --corpora 800 --out /scratch/mock
+        distcache mock --documents 2e7 --count 800 --out /scratch/mock
 
         distcache build /scratch/mock/blend.json -o /scratch/caches
     """
@@ -204,9 +204,14 @@ def mock_command(
 def _blend(made: MockCorpora) -> str:
     """Return a configuration that draws each corpus about once."""
     if min(made.documents) < FEW_DOCUMENTS:  # some splits and shares would be empty
-        length = max(1, min(64, min(made.tokens) - 1))  # a sample of each corpus at least
+        length = max(2, min(64, min(made.tokens) - 1))  # a sample of each corpus, if it can be
+        long = [
+            prefix
+            for prefix, tokens in zip(made.prefixes, made.tokens, strict=True)
+            if tokens > length
+        ]
         document: dict[str, Any] = {"sequence_length": length, "split": "1,0,0"}
-        return json.dumps(document | {"blend": made.prefixes}, indent=1) + "\n"
+        return json.dumps(document | {"blend": long or made.prefixes}, indent=1) + "\n"
     total = sum(made.tokens)
     samples = max(1, total // SEQUENCE_LENGTH)
     blend = [

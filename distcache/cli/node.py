@@ -87,7 +87,7 @@ def localize_command(
 
         distcache localize /shared/caches/pretrain.h5 --store /scratch/distcache --megatron
 
-        distcache localize s3://lake/pretrain.h5 --bin copy --threads 16
+        distcache localize s3://lake/pretrain.h5 --bin copy --parallel 16
     """
     naming = None
     if megatron is not None:
@@ -232,7 +232,7 @@ def fetcher_command(directory: StoreOption = None, as_json: JsonOption = False) 
 @local_app.command("verify")
 def verify_command(
     directory: StoreOption = None,
-    threads: Annotated[int, typer.Option(min=1, help="Files read at a time.")] = 2,
+    threads: Annotated[int, typer.Option("--parallel", min=1, help="Files read at a time.")] = 4,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:

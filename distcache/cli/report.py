@@ -40,7 +40,7 @@ def report_command(
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "train",
     dataset: Annotated[int, typer.Option(min=0, help="Number of the validation set.")] = 0,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Only the first samples, as many as were trained on.")
+        int | None, typer.Option(min=1, help="Samples that training has consumed; by default all.")
     ] = None,
     log: TrainingLogOption = None,
     window: Annotated[
@@ -109,7 +109,7 @@ def _require_page(out: Path) -> None:
     if out.suffix not in (".html", ".htm") or (os.path.lexists(out) and not is_plain_file(out)):
         raise ConfigError(f"--out {out}: expected the name of an .html file, which is written anew")
     with needing("a page"):
-        import plotly  # noqa: F401, PLC0415  of an extra
+        import matplotlib as mpl  # noqa: F401, PLC0415  of an extra
 
 
 def _of_logs(

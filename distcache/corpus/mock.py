@@ -59,8 +59,8 @@ class Mock(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: Annotated[
         int, Option("Size of the vocabulary.", "--vocab-size", least=1, most=2**31 - 1)
     ] = 128_256
-    corpora: Annotated[int, Option("Number of corpora.", least=1, most=1_000_000)] = 1
-    seed: Annotated[int, Option("The same one gives the same bytes.", least=0)] = 0
+    corpora: Annotated[int, Option("Number of corpora.", "--count", least=1, most=1_000_000)] = 1
+    seed: Annotated[int, Option("The same seed gives the same bytes.", least=0)] = 1234
     fill: Annotated[
         bool, Option("Write random tokens; by default .bin files are holes.", "--fill")
     ] = False

@@ -54,7 +54,9 @@ class MdsOptions(msgspec.Struct, frozen=True):
     """
 
     column: str = "tokens"
-    split: Annotated[str, Option("A subdirectory of each, such as train.", metavar="NAME")] = ""
+    split: Annotated[
+        str, Option("A subdirectory of each, such as train.", "--subdirectory", metavar="NAME")
+    ] = ""
     dtype: TokenDtype = None
     vocabulary: Annotated[
         int | None, Option("Token ids must be below it.", "--vocab-size", least=1)

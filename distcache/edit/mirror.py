@@ -40,7 +40,9 @@ def mirrored(url: str, split: str, home: str) -> Mirrored:
         If the split leads elsewhere.
     """
     if split and (split.startswith("/") or ".." in PurePosixPath(split).parts):
-        raise ConfigError(f"--split {split}: expected the name of a subdirectory").of_all_ranks()
+        raise ConfigError(
+            f"--subdirectory {split}: expected the name of a subdirectory"
+        ).of_all_ranks()
     return Mirrored(f"{url.rstrip('/')}/{split}".rstrip("/"), os.path.join(home, split).rstrip("/"))
 
 

@@ -52,7 +52,12 @@ class MixOptions(msgspec.Struct, frozen=True):
     ] = None
     samples: Annotated[
         int | None,
-        Option("Samples of training; by default those of one pass.", least=1, most=MAX_SAMPLES),
+        Option(
+            "Samples of training; by default one pass.",
+            "--train-samples",
+            least=1,
+            most=MAX_SAMPLES,
+        ),
     ] = None
     validation: Annotated[int, Option("Samples of each validation set, at most.", least=1)] = 512
     seed: Annotated[int, Option("Seed of the blend.", least=0, most=2**32 - 1)] = 1234

@@ -126,7 +126,7 @@ def select(
                 counts = view.count(_kept_of(facts, selection, lists))
                 found = sum(piece.tokens for piece in counts)
                 selection = _sampled(facts.prefix, selection, wanted, found)
-                few = f"; --tokens {wanted} is few beside a document: give more"
+                few = f"; --sample-tokens {wanted} is few beside a document: give more"
             nothing = f"{prefix}: no document with a sequence is selected{few}"
             return view.finish(_kept_of(facts, selection, lists), known.tokens, origin, nothing)
 
@@ -197,7 +197,7 @@ def _sampled(prefix: str, selection: Selection, wanted: int, found: int) -> Sele
     """
     if found < wanted:
         raise ConfigError(
-            f"--tokens {wanted}: {prefix} has {found} that can be selected"
+            f"--sample-tokens {wanted}: {prefix} has {found} that can be selected"
         ).of_all_ranks()  # all ranks have the sum
     chosen = 1.0 if selection.sample is None else selection.sample
     return msgspec.structs.replace(selection, sample=chosen * wanted / found)

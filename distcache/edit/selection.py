@@ -51,7 +51,7 @@ def parse_range(text: str) -> tuple[int, int]:
     """
     found = re.fullmatch(r"(\d{0,18}):(\d{0,18})", text.strip())
     if found is None:
-        raise ConfigError(f"--documents {text!r}: expected A:B, for example 0:1000")
+        raise ConfigError(f"--range {text!r}: expected A:B, for example 0:1000")
     return int(found[1] or 0), int(found[2] or NO_END)
 
 
@@ -60,7 +60,7 @@ class Selection(msgspec.Struct, frozen=True):
 
     documents: Annotated[
         tuple[int, int] | None,
-        Option("Documents from A to below B, from 0.", parse=parse_range, metavar="A:B"),
+        Option("Documents from A to below B, from 0.", "--range", parse_range, metavar="A:B"),
     ] = None
     min_length: Annotated[int | None, Option("Least tokens of a document.", least=0)] = None
     max_length: Annotated[int | None, Option("Most tokens of a document.", least=0)] = None
@@ -73,18 +73,21 @@ class Selection(msgspec.Struct, frozen=True):
         int | None,
         Option(
             "Documents at random that have about so many tokens, such as 1e9.",
-            parse=parse_tokens,
+            "--sample-tokens",
+            parse_tokens,
             metavar="N",
         ),
     ] = None
-    seed: Annotated[int, Option("Seed of --sample and --tokens.", least=0, most=2**64 - 1)] = 0
+    seed: Annotated[
+        int, Option("Seed of --sample and --sample-tokens.", least=0, most=2**64 - 1)
+    ] = 1234
 
     def problems(self) -> list[str]:
         """Return what is wrong with it."""
         found = []
         if self.documents is not None and not 0 <= self.documents[0] < self.documents[1]:
             found.append(
-                f"--documents {self.documents[0]}:{self.documents[1]}: expected A:B with A below B"
+                f"--range {self.documents[0]}:{self.documents[1]}: expected A:B with A below B"
             )
         longest, least = self.max_length, self.min_length
         if longest is not None and least is not None and longest < least:
@@ -94,7 +97,7 @@ class Selection(msgspec.Struct, frozen=True):
         if self.sample is not None and not 0 < self.sample <= 1:
             found.append(f"--sample {self.sample}: expected more than 0, and at most 1")
         if self.tokens is not None and self.tokens < 1:
-            found.append(f"--tokens {self.tokens}: expected at least 1 token")
+            found.append(f"--sample-tokens {self.tokens}: expected at least 1 token")
         return found
 
 

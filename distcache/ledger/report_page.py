@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from distcache.extras import needing
 from distcache.ledger.report_document import LENGTHS, VISITS, CorpusReport, Report
@@ -16,6 +17,7 @@ PALETTE: Final = (
     "#ff9da6", "#79706e", "#83bcb6", "#d67195", "#439894", "#d8b5a5", "#88d27a", "#fcbfd2",
     "#b79a20", "#9ecae9", "#ffbf79", "#bab0ac",
 )  # fmt: skip
+FEW: Final = 6  # corpora whose names fit side by side
 FAR: Final = 30  # ratio of numbers from which an axis is logarithmic
 LETTERS: Final = " KMGT"
 STYLE: Final = """
@@ -26,21 +28,40 @@ STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
        max-width: 1240px; margin: 0 auto; padding: 16px; }
 h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-.soft { color: var(--soft); } .wide { overflow-x: auto; }
+.soft { color: var(--soft); }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 8px; border-bottom: 1px solid var(--line); text-align: right;
          white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 li { overflow-wrap: anywhere; } .kind { font-weight: 600; }
-.figure { width: 100%; }
-.main-svg text { fill: var(--text) !important; }
-.gridlayer path, .zerolinelayer path { stroke: var(--line) !important; }
+@media (max-width: 800px) {
+  table { width: 100%; } th { display: none; }
+  tr { display: block; padding: 6px 0; border-bottom: 1px solid var(--line); }
+  td { display: flex; justify-content: space-between; border: 0; white-space: normal; }
+  td::before { content: attr(data-name); color: var(--soft); }
+  td:first-child { font-weight: 600; overflow-wrap: anywhere; }
+}
+.figure svg { width: 100%; max-width: 900px; height: auto; }
+.figure text { fill: var(--text); }
 """
-LAYOUT: Final = {
-    "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
-    "margin": {"l": 60, "r": 60, "t": 10, "b": 120}, "legend": {"orientation": "h", "y": -0.25},
+GREY: Final = "#8a8a8a"  # seen on a light and on a dark page
+OTHERS: Final = "#bbbbbb"
+DRAWN: Final = {
+    "svg.fonttype": "none", "text.parse_math": False, "font.size": 9, "axes.edgecolor": GREY,
+    "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": "black",
+    "ytick.labelcolor": "black", "grid.color": GREY, "grid.alpha": 0.3, "axes.grid": True,
+    "axes.grid.axis": "y", "axes.axisbelow": True, "legend.frameon": False,
+    "axes.spines.top": False, "axes.xmargin": 0.01, "lines.linewidth": 1.2,
 }  # fmt: skip
-Figure = dict[str, Any]
+SIZE: Final = (7.2, 3.2)  # inches, of which a browser makes the width of the page
+
+
+class Figure(NamedTuple):
+    """A figure, its title, and a sentence about it."""
+
+    title: str
+    note: str
+    draw: Callable[[Any], None]  # into axes of matplotlib
 
 
 def page_of(report: Report) -> str:
@@ -49,10 +70,8 @@ def page_of(report: Report) -> str:
     Raises
     ------
     ConfigError
-        If plotly is not installed.
+        If matplotlib is not installed.
     """
-    with needing("a page"):
-        from plotly.io import to_html  # noqa: PLC0415  of an extra
     names = _short([one.corpus for one in report.corpora])
     title = html.escape(f"{report.cache}: {report.split}")
     parts = [
@@ -63,18 +82,10 @@ def page_of(report: Report) -> str:
         _corpora(report, names),
     ]
     for number, figure in enumerate(_figures(report, names)):
-        drawn = to_html(
-            {"data": figure["data"], "layout": LAYOUT | figure["layout"]},
-            config={"responsive": True, "displaylogo": False},
-            include_plotlyjs=number == 0,
-            full_html=False,
-            default_height=440,
-            validate=False,
-        )
         parts += [
-            f"<h2>{html.escape(figure['title'])}</h2>",
-            f'<p class="soft">{html.escape(figure["note"])}</p>',
-            f'<div class="figure">{drawn}</div>',
+            f"<h2>{html.escape(figure.title)}</h2>",
+            f'<p class="soft">{html.escape(figure.note)}</p>',
+            f'<div class="figure">{_svg(figure, number)}</div>',
         ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -83,6 +94,30 @@ def page_of(report: Report) -> str:
         + "\n".join(parts)
         + "</body></html>\n"
     )
+
+
+def _svg(figure: Figure, number: int) -> str:
+    """Return a figure as an element of a page that has others: its names begin with a number."""
+    with needing("a page"):
+        import matplotlib as mpl  # noqa: PLC0415  of an extra
+        from matplotlib.figure import Figure as Canvas  # noqa: PLC0415
+    with mpl.rc_context({**DRAWN, "svg.hashsalt": "distcache"}):
+        canvas = Canvas(figsize=SIZE)
+        axes = canvas.subplots()
+        figure.draw(axes)
+        lines = [line for part in canvas.axes for line in part.get_legend_handles_labels()[0]]
+        if len(lines) > 1:
+            labels = [str(line.get_label()) for line in lines]
+            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 5}
+            axes.legend(lines, labels, **below)
+        text = io.StringIO()
+        kept = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        canvas.savefig(text, format="svg", transparent=True, bbox_inches="tight", metadata=kept)
+    drawn = text.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    for mark in ('id="', "url(#", 'href="#'):
+        drawn = drawn.replace(mark, f"{mark}f{number}-")
+    return drawn
 
 
 def _short(paths: Sequence[str]) -> list[str]:
@@ -126,22 +161,25 @@ def _warnings(report: Report) -> Iterator[str]:
     yield f"<h2>{counted(len(items), 'warning')}</h2><ul>{''.join(items)}</ul>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["<tr>" + "".join(f"<th>{html.escape(cell)}</th>" for cell in head) + "</tr>"]
-    lines += [
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    ]
-    return f'<div class="wide"><table>{"".join(lines)}</table></div>'
-
-
 def _corpora(report: Report, names: Sequence[str]) -> str:
-    head = [
-        "corpus", "weight", "share", "samples", "left", "documents", "tokens", "passes", "most",
-        "never seen", "in one sample", "continued",
-    ]  # fmt: skip
+    """Return the table of corpora; a column says what it is where the mouse rests."""
+    head = {
+        "corpus": "path, as far as it is needed",
+        "weight": "share that the configuration asks for",
+        "share": "share of the samples",
+        "samples": "samples of the corpus",
+        "left": "further samples that the corpus's section has",
+        "documents": "documents of the split",
+        "tokens": "tokens of the split",
+        "passes": "tokens that are trained on, over tokens",
+        "most passes": "passes of the document that was seen most often",
+        "never seen": "share of the tokens that training never sees",
+        "whole": "share of the sequences that are in one sample",
+        "continued": "share of the tokens that are in a later sample than their document's first",
+    }
     rows = []
     for name, one in zip(names, report.corpora, strict=True):
-        visits = one.whole + one.cut_once + one.cut_more
+        sequences = one.whole + one.cut_once + one.cut_more
         rows.append(
             [
                 name,
@@ -154,11 +192,20 @@ def _corpora(report: Report, names: Sequence[str]) -> str:
                 f"{one.passes:,.3f}",
                 "" if one.most_passes is None else f"{one.most_passes:,.1f}",
                 _percent(one.tokens_never / max(one.tokens, 1)),
-                _percent(one.whole / visits) if visits else "",
+                _percent(one.whole / sequences) if sequences else "",
                 _percent(one.continued),
             ]
         )
-    return _table(head, rows)
+    titles = [f'<th title="{title}">{name}</th>' for name, title in head.items()]
+    cells = [
+        [
+            f'<td data-name="{name}">{html.escape(cell)}</td>'
+            for name, cell in zip(head, row, strict=True)
+        ]
+        for row in rows
+    ]
+    lines = ["".join(row) for row in [titles, *cells]]
+    return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"
 
 
 def _percent(share: float | None) -> str:
@@ -170,173 +217,166 @@ def _figures(report: Report, names: Sequence[str]) -> Iterator[Figure]:
     largest = sorted(range(len(names)), key=lambda n: -report.corpora[n].share)[:MAX_LINES]
     chosen = sorted(largest)
     colour = {number: PALETTE[place % len(PALETTE)] for place, number in enumerate(chosen)}
-    yield _shares(report, names, chosen, colour)
-    yield _exposure(report, names, chosen)
-    corpora = [(names[number], report.corpora[number], colour[number]) for number in chosen]
+    labels = [f"\u200b{name}" for name in names]  # matplotlib leaves out names that begin with _
+    corpora = [(labels[number], report.corpora[number], colour[number]) for number in chosen]
+    yield _shares(report, labels, chosen, colour)
+    yield _exposure(corpora)
     yield _visits(corpora)
     yield _windows(report)
     if report.repeats:
-        yield _repeats(report, names, colour)
+        yield _repeats(report, labels, colour)
     yield _lengths(corpora)
 
 
-def _figure(title: str, note: str, data: list[Any], **layout: Any) -> Figure:
-    return {"title": title, "note": note, "data": data, "layout": layout}
+def _as_percent(axis: Any, decimals: int | None = None) -> None:
+    from matplotlib.ticker import PercentFormatter  # noqa: PLC0415  of an extra
+
+    axis.set_major_formatter(PercentFormatter(1, decimals=decimals))
+
+
+def _as_counts(axis: Any) -> None:
+    axis.set_major_formatter(lambda number, _: _count(number))
 
 
 def _shares(
     report: Report, names: Sequence[str], chosen: Sequence[int], colour: dict[int, str]
 ) -> Figure:
     windows = report.windows
-    begins = [number * windows.samples for number in range(windows.count)]
-    lines = [(names[n], windows.shares[n], colour[n]) for n in chosen]
+    lines = {names[n]: (windows.shares[n], colour[n]) for n in chosen}
     if len(chosen) < len(names):
-        sums = [
-            sum(of_window) for of_window in zip(*(shares for _, shares, _ in lines), strict=True)
-        ]
-        rest = tuple(round(1 - share, 6) for share in sums)
-        lines.append((f"{len(names) - len(chosen)} others", rest, "#bbbbbb"))
-    return _figure(
+        sums = map(sum, zip(*(shares for shares, _ in lines.values()), strict=True))
+        rest = tuple(max(0.0, round(1 - share, 6)) for share in sums)
+        lines[f"{len(names) - len(chosen)} others"] = rest, OTHERS
+
+    def draw(axes: Any) -> None:
+        # each window is a step, and the last one has an end
+        begins = [number * windows.samples for number in range(windows.count)]
+        begins.append(report.samples)
+        shares = [[*of, of[-1]] for of, _ in lines.values()]
+        shades = [shade for _, shade in lines.values()]
+        axes.stackplot(begins, shares, labels=list(lines), colors=shades, step="post")
+        axes.set(xlabel="sample", ylabel="share", ylim=(0, 1), xlim=(0, report.samples))
+        _as_percent(axes.yaxis)
+        _as_counts(axes.xaxis)
+
+    return Figure(
         "Shares of corpora over training",
         f"Share of the samples of each corpus, in windows of {windows.samples:,} samples. The "
-        f"greatest difference from the share of all is {windows.difference:.3%}, of "
-        f"{names[windows.difference_corpus]}.",
-        [
-            {
-                "x": begins, "y": shares, "name": name, "stackgroup": "all", "mode": "lines",
-                "line": {"width": 0.5, "color": shade}, "hovertemplate": "%{y:.3%}",
-            }
-            for name, shares, shade in lines
-        ],
-        xaxis={"title": {"text": "position"}},
-        yaxis={"title": {"text": "share"}, "tickformat": ".0%"},
-        hovermode="x unified",
-    )  # fmt: skip
+        f"greatest difference from a corpus's share of the whole is {windows.difference:.3%}, for "
+        f"{names[windows.difference_corpus][1:]}.",
+        draw,
+    )
 
 
-def _exposure(report: Report, names: Sequence[str], chosen: Sequence[int]) -> Figure:
-    own = [report.corpora[number] for number in chosen]
-    x = [names[number] for number in chosen]
-    bars = [("share", [one.share for one in own], PALETTE[0])]
-    if any(one.weight is not None for one in own):
-        bars.insert(0, ("weight", [one.weight or 0 for one in own], "#bbbbbb"))
-    data: list[Any] = [
-        {"x": x, "y": y, "name": name, "type": "bar", "marker": {"color": shade}}
-        for name, y, shade in bars
-    ]
-    passes = [one.passes for one in own]
-    ratio = max(passes) / max(min(passes), 1e-9)
-    data.append(
-        {
-            "x": x, "y": passes, "name": "passes", "mode": "markers", "yaxis": "y2",
-            "marker": {"color": PALETTE[3], "size": 9, "symbol": "diamond"},
-        }
-    )  # fmt: skip
-    return _figure(
+def _exposure(corpora: Sequence[tuple[str, CorpusReport, str]]) -> Figure:
+    places = range(len(corpora))
+
+    def draw(axes: Any) -> None:
+        if any(one.weight is not None for _, one, _ in corpora):
+            weights = [one.weight or 0 for _, one, _ in corpora]
+            axes.bar([place - 0.2 for place in places], weights, 0.4, label="weight", color=OTHERS)
+        shares = [one.share for _, one, _ in corpora]
+        axes.bar([place + 0.2 for place in places], shares, 0.4, label="share", color=PALETTE[0])
+        turned = {"rotation": 30, "ha": "right"} if len(corpora) > FEW else {}
+        axes.set_xticks(places, [name for name, _, _ in corpora], **turned)
+        axes.set(ylabel="share of the samples")
+        _as_percent(axes.yaxis)
+        passes = [one.passes for _, one, _ in corpora]
+        right = axes.twinx()
+        right.plot(places, passes, "D", label="passes", color=PALETTE[3])
+        right.grid(visible=False)
+        right.set(ylabel="passes")
+        if max(passes) > FAR * max(min(passes), 1e-9):
+            right.set_yscale("log")
+        else:
+            right.set_ylim(0, 1.1 * max(passes) or 1)
+
+    return Figure(
         "Exposure against weight",
-        "Share of the samples beside the weight, and how often each corpus is gone through.",
-        data,
-        barmode="group",
-        yaxis={"title": {"text": "share"}, "tickformat": ".0%"},
-        yaxis2={
-            "title": {"text": "passes"}, "overlaying": "y", "side": "right",
-            "type": "log" if ratio > FAR else "linear", "rangemode": "tozero", "showgrid": False,
-            "tickmode": "auto",
-        },
-    )  # fmt: skip
+        "Each corpus's share of the samples beside its weight, and how often training goes "
+        "through it.",
+        draw,
+    )
 
 
 def _visits(corpora: Sequence[tuple[str, CorpusReport, str]]) -> Figure:
     classes = ["never", "in part", *map(str, range(1, VISITS - 2)), f"{VISITS - 2} or more"]
     last = max(n for _, one, _ in corpora for n, count in enumerate(one.visits) if count)
-    data = []
-    for name, one, shade in corpora:
-        total = max(sum(one.visits), 1)
-        shares = [count / total for count in one.visits[: last + 1]]
-        data.append(
-            {
-                "x": classes[: last + 1], "y": shares, "name": name, "type": "bar",
-                "marker": {"color": shade}, "hovertemplate": "%{y:.3%}",
-            }
-        )  # fmt: skip
-    return _figure(
+
+    def draw(axes: Any) -> None:
+        width = 0.8 / len(corpora)
+        for number, (name, one, shade) in enumerate(corpora):
+            total = max(sum(one.visits), 1)
+            places = [n - 0.4 + (number + 0.5) * width for n in range(last + 1)]
+            shares = [count / total for count in one.visits[: last + 1]]
+            axes.bar(places, shares, width, label=name, color=shade)
+        axes.set_xticks(range(last + 1), classes[: last + 1])
+        axes.set(xlabel="times seen", ylabel="documents")
+        _as_percent(axes.yaxis)
+
+    return Figure(
         "How often documents are seen",
-        "Documents of each corpus by their inputs for each of their tokens.",
-        data,
-        barmode="group",
-        xaxis={"title": {"text": "times"}, "type": "category"},
-        yaxis={"title": {"text": "documents"}, "tickformat": ".0%"},
+        "Share of each corpus's documents by the number of times that training sees them.",
+        draw,
     )
 
 
 def _windows(report: Report) -> Figure:
     windows = report.windows
     begins = [number * windows.samples for number in range(windows.count)]
-    squares = {"dash": "dot", "color": PALETTE[3], "width": 1}
-    return _figure(
+
+    def draw(axes: Any) -> None:
+        axes.plot(begins, windows.documents, label="documents", color=PALETTE[0])
+        axes.set(xlabel="sample", ylabel="documents of a sample")
+        axes.set_ylim(bottom=0)
+        _as_counts(axes.xaxis)
+        right = axes.twinx()
+        right.plot(begins, windows.squares, label="attention", color=PALETTE[3])
+        most = "most of a sample"
+        right.plot(begins, windows.most_squares, ":", label=most, color=PALETTE[3])
+        right.grid(visible=False)
+        right.set(ylabel="attention", ylim=(0, 1.05))
+
+    return Figure(
         "Documents of a sample, and attention",
-        "Mean number of documents of a sample; and the sum of the squares of their lengths, as a "
-        "share of the square of the sample's length: the attention within documents.",
-        [
-            {
-                "x": begins, "y": windows.documents, "name": "documents",
-                "line": {"color": PALETTE[0]},
-            },
-            {
-                "x": begins, "y": windows.squares, "name": "attention", "yaxis": "y2",
-                "line": {"color": PALETTE[3]},
-            },
-            {
-                "x": begins, "y": windows.most_squares, "name": "most of a sample", "yaxis": "y2",
-                "line": squares,
-            },
-        ],
-        xaxis={"title": {"text": "position"}},
-        yaxis={"title": {"text": "documents"}, "rangemode": "tozero"},
-        yaxis2={
-            "title": {"text": "attention"}, "overlaying": "y", "side": "right",
-            "rangemode": "tozero", "showgrid": False, "tickmode": "auto",
-        },
-        hovermode="x unified",
-    )  # fmt: skip
+        "Mean number of documents of a sample. Attention is the sum of the squared document "
+        "lengths, as a share of the squared sample length.",
+        draw,
+    )
 
 
 def _repeats(report: Report, names: Sequence[str], colour: dict[int, str]) -> Figure:
-    data = []
-    for one in report.repeats or ():
-        places = [(place + 0.5) / 10 for place in range(len(one.histogram))]
-        shares = [count / max(one.repeats, 1) for count in one.histogram]
-        data.append(
-            {
-                "x": places, "y": shares, "name": names[one.corpus],
-                "line": {"color": colour.get(one.corpus, "#bbbbbb"), "shape": "hvh"},
-                "hovertemplate": "%{y:.2%}",
-            }
-        )  # fmt: skip
-    return _figure(
+    def draw(axes: Any) -> None:
+        for one in report.repeats or ():
+            places = [(place + 0.5) / 10 for place in range(len(one.histogram))]
+            shares = [count / max(one.repeats, 1) for count in one.histogram]
+            shade = colour.get(one.corpus, OTHERS)
+            axes.step(places, shares, where="mid", label=names[one.corpus], color=shade)
+        axes.set(xlabel="passes between two visits", ylabel="repeats")
+        _as_percent(axes.yaxis)
+
+    return Figure(
         "Distance of repeats",
-        "How far apart two visits of a document are, in passes of its corpus; the last class is of "
-        "all that are more than two. The documents are drawn by a hash.",
-        data,
-        xaxis={"title": {"text": "passes"}},
-        yaxis={"title": {"text": "repeats"}, "tickformat": ".0%"},
+        "How far apart two visits of a document are, in passes of its corpus. The last class has "
+        "all distances above two passes. The documents are a sample.",
+        draw,
     )
 
 
 def _lengths(corpora: Sequence[tuple[str, CorpusReport, str]]) -> Figure:
     last = max((n for _, one, _ in corpora for n in range(LENGTHS) if one.lengths[n]), default=0)
-    classes = ["0", *(f"{1 << (bits - 1):,}" for bits in range(1, last + 1))]
-    data = [
-        {
-            "x": classes, "y": [count / max(one.documents, 1) for count in one.lengths[: last + 1]],
-            "name": name, "line": {"color": shade}, "hovertemplate": "%{y:.3%}",
-        }
-        for name, one, shade in corpora
-    ]  # fmt: skip
-    return _figure(
+
+    def draw(axes: Any) -> None:
+        for name, one, shade in corpora:
+            shares = [count / max(one.documents, 1) for count in one.lengths[: last + 1]]
+            axes.plot(range(last + 1), shares, label=name, color=shade)
+        labels = ["0", *(_count(1 << (bits - 1)) for bits in range(1, last + 1))]
+        axes.set_xticks(range(last + 1), labels)
+        axes.set(xlabel="tokens", ylabel="documents")
+        _as_percent(axes.yaxis)
+
+    return Figure(
         "Lengths of documents",
-        "Documents of each corpus by their tokens, from the number below it up to the next.",
-        data,
-        xaxis={"title": {"text": "tokens"}, "type": "category"},
-        yaxis={"title": {"text": "documents"}, "tickformat": ".0%"},
+        "Share of each corpus's documents by length: from the number below up to the next.",
+        draw,
     )

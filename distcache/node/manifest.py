@@ -16,7 +16,7 @@ from distcache.cache.format import HEADER_SIZE
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.mds.index_json import CODECS
 from distcache.errors import CacheCorrupt, CorpusError, NotReady
-from distcache.node.records import DEFAULT_SHARDS, LocalCorpus, Request
+from distcache.node.records import AHEAD, LocalCorpus, Request
 from distcache.node.store import Store, cache_name, part_of
 from distcache.storage.files import FileVersion
 from distcache.storage.listing import listed, listed_version
@@ -188,7 +188,7 @@ def make_manifest(
     contents: Contents,
     version: FileVersion,
     facts: Sequence[CorpusStat],
-    asked: Request = Request(shards=DEFAULT_SHARDS),  # noqa: B008  frozen
+    asked: Request = Request(),  # noqa: B008  frozen
 ) -> Manifest:
     """Return what a cache needs in a store.
 
@@ -229,7 +229,7 @@ def make_manifest(
     seen: set[str] = set()
     for number, (corpus, found) in enumerate(zip(describe(contents), facts, strict=True)):
         local = _local_corpus(contents, number, corpus, found, asked)
-        if asked.read_ahead or is_url(corpus.prefix) or local.copied:
+        if asked.tokens == AHEAD or is_url(corpus.prefix) or local.copied:
             local = msgspec.structs.replace(local, bin_version=found.bin)
         corpora.append(local)
         if local.stem in seen or not local.idx_size:
@@ -254,7 +254,7 @@ def _local_corpus(
 ) -> LocalCorpus:
     """Describe a corpus as this node stores it; a stored `.bin` is named after its content."""
     packed = bool(contents.shards_of(number)["codec"].any())
-    wanted = asked.shards == "all" or (asked.shards == "compressed" and packed)
+    wanted = asked.tokens == "copy" or (asked.tokens == "link" and packed)
     unpacked, copied = found.idx is not None and found.bin is None and wanted, False
     own = ""
     if unpacked:

@@ -23,12 +23,10 @@ from distcache.storage.url import is_url, path_only
 
 VERSION: Final = 1
 MAX_RECORD_BYTES: Final = 1 << 30  # bytes of a record that is read
-TokensChoice = Literal["none", "link", "copy"]
-ShardsChoice = Literal["none", "ahead", "compressed", "all"]
-TOKENS: Final[tuple[TokensChoice, ...]] = ("none", "link", "copy")  # from least to most on the node
-AHEAD: Final = "ahead"  # the node's fetcher unpacks shards ahead of training
-SHARDS: Final[tuple[ShardsChoice, ...]] = ("none", AHEAD, "compressed", "all")
-DEFAULT_SHARDS: Final[ShardsChoice] = "compressed"
+TokensChoice = Literal["none", "link", "ahead", "copy"]
+AHEAD: Final = "ahead"  # the node's fetcher reads tokens and unpacks shards ahead of training
+# from least to most on the node
+TOKENS: Final[tuple[TokensChoice, ...]] = ("none", "link", AHEAD, "copy")
 
 
 class LocalCorpus(msgspec.Struct, frozen=True):
@@ -59,32 +57,23 @@ class Request(msgspec.Struct, frozen=True):
     Attributes
     ----------
     tokens : str
-        Whether the store gets links to the `.bin` files, verified copies, or neither.
-    shards : str or None
-        MDS corpora that are unpacked; None is as before, and at first those with compressed ones.
-    read_ahead : bool
-        Whether the node's fetcher reads `.bin` files of a shared filesystem.
+        Place of the tokens that training reads: `link`, the shared `.bin` files and raw shards,
+        and compressed shards that were unpacked; `ahead`, what the node's fetcher reads and
+        unpacks; `copy`, copies of everything; `none`, as `link`, but without the links and without
+        unpacking.
     naming : Naming or None
         Facts that decide the names of Megatron's files; None without such files.
     """
 
-    tokens: TokensChoice = "none"
-    shards: ShardsChoice | None = None
-    read_ahead: bool = False
+    tokens: TokensChoice = "link"
     naming: Naming | None = None
 
     def joined(self, before: Request) -> Request:
         """Add what an earlier run was asked for, which its copy continues to have."""
-        shards = [choice for choice in (self.shards, before.shards) if choice is not None]
         naming = self.naming or before.naming
         if self.naming is not None and before.naming is not None:
             naming = joined_naming(before.naming, self.naming)
-        return Request(
-            tokens=max(self.tokens, before.tokens, key=TOKENS.index),
-            shards=max(shards, key=SHARDS.index, default=None),
-            read_ahead=self.read_ahead or before.read_ahead,
-            naming=naming,
-        )
+        return Request(max(self.tokens, before.tokens, key=TOKENS.index), naming)
 
 
 @decodable
@@ -175,26 +164,13 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     tokens: Annotated[
         TokensChoice,
         Option(
-            "Links to the .bin files, or verified copies, or none. Those of a bucket are not "
-            "linked: training reads what it needs of them.",
+            "Place of the tokens that training reads. link: the shared .bin files and MDS shards; "
+            "compressed shards are unpacked on the node. ahead: read and unpacked ahead of "
+            "training by the node's fetcher, within a budget. copy: verified copies. none: no "
+            "links, and nothing is unpacked. A later run keeps what an earlier one has made.",
             "--bin",
         ),
     ] = "link"
-    read_ahead: Annotated[
-        bool,
-        Option(
-            "Let the node's fetcher read .bin files of a slow shared filesystem ahead of "
-            "training, as it does those of a bucket."
-        ),
-    ] = False
-    shards: Annotated[
-        ShardsChoice | None,
-        Option(
-            "MDS corpora to unpack on the node: those with compressed shards, or all; or let the "
-            "node's fetcher unpack them ahead of training, within a budget; or none. By default as "
-            "before, at first compressed."
-        ),
-    ] = None
     naming: Naming | None = None
     reserve: Annotated[
         int, Option("Space to leave free, for example 50G.", parse=parse_size, shown="0")
@@ -222,13 +198,15 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         bool,
         Option("Report nodes that cannot hold a copy, and continue: they read the shared file."),
     ] = False
-    threads: Annotated[int, Option("Blocks that a node reads at a time.", least=1)] = 4
+    threads: Annotated[
+        int, Option("Blocks that a node reads at a time.", "--parallel", least=1)
+    ] = 4
     moves: tuple[tuple[str, str], ...] = ()
 
     @property
     def request(self) -> Request:
         """What is asked for."""
-        return Request(self.tokens, self.shards, self.read_ahead, self.naming)
+        return Request(self.tokens, self.naming)
 
     def joined(self, before: Ready | None) -> Request:
         """Return what is asked for, with what an earlier run was asked for.
@@ -239,16 +217,14 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
             If shards are to be unpacked ahead that an earlier run has unpacked.
         """
         if before is None:
-            wanted = self.request
-        else:
-            unpacked = any(corpus.bin_size and not corpus.copied for corpus in before.corpora)
-            if unpacked and self.shards == AHEAD:
-                raise ConfigError(
-                    f"{before.source}: its shards are unpacked on this node already, so that "
-                    "nothing is left to unpack ahead; remove the copy first (`distcache local gc`)"
-                )
-            wanted = self.request.joined(before.request)
-        return msgspec.structs.replace(wanted, shards=wanted.shards or DEFAULT_SHARDS)
+            return self.request
+        unpacked = any(corpus.bin_size and not corpus.copied for corpus in before.corpora)
+        if unpacked and self.tokens == AHEAD:
+            raise ConfigError(
+                f"{before.source}: its shards are unpacked on this node already, so that "
+                "nothing is left to unpack ahead; remove the copy first (`distcache local gc`)"
+            )
+        return self.request.joined(before.request)
 
     def are_fulfilled_by(self, record: Ready | None) -> bool:
         """Return whether a copy has all that is asked for, so that nothing is left to do."""

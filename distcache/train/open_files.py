@@ -125,7 +125,7 @@ class CacheHandle(msgspec.Struct, frozen=True):
             for source, corpus in enumerate(record.corpora)
             if corpus.bin_version is not None and not corpus.bin_size
         }
-        unpacked = packed_sources(cache) if record.request.shards == AHEAD else frozenset()
+        unpacked = packed_sources(cache) if record.request.tokens == AHEAD else frozenset()
         client = FetchClient(store.ahead) if fetched or unpacked else None
         shared = [rename(corpus.shared) for corpus in record.corpora]
         return OpenFiles(self, cache, local, tokens, shared, lock, fetched, unpacked, client)

@@ -519,7 +519,7 @@ def test_errors_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (["verify"], "missing argument 'cache'"),
         (["verify", "a", "b"], "got unexpected extra argument"),
         (["verify", "a", "--thraeds", "2"], "no such option: --thraeds"),
-        (["show", "a", "--tokens", "x"], "invalid value for '--tokens'"),
+        (["show", "a", "--length", "x"], "invalid value for '--length'"),
         (["nonsense"], "no such command 'nonsense'"),
         (["local", "nonsense"], "no such command 'nonsense'"),
     ],

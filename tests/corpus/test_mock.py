@@ -103,7 +103,7 @@ def test_numbers_that_make_no_sense(fields: dict[str, Any], tmp_path: Path) -> N
 
 def test_tiny_corpora(tmp_path: Path) -> None:
     """They have a blend of which a cache can be built, too."""
-    words = ["mock", "--documents", "6", "--corpora", "3", "--lengths", "constant:2"]
+    words = ["mock", "--documents", "6", "--count", "3", "--lengths", "constant:2"]
     done = start([*words, "--out", tmp_path / "mock"])
     assert done.returncode == 0, done.stderr
     built = start(["build", done.stdout.strip(), "-o", tmp_path / "caches"])
@@ -113,7 +113,7 @@ def test_tiny_corpora(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     """It writes a blend, of which a cache can be built."""
     out = tmp_path / "mock"
-    words = ["mock", "--documents", "2e4", "--corpora", "5", "--out", out]
+    words = ["mock", "--documents", "2e4", "--count", "5", "--out", out]
     done = start(words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(out / "blend.json")

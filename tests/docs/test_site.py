@@ -165,7 +165,8 @@ def test_figures_are_drawn(page: Path, scheme: str, size: Any, browser: Any) -> 
     shown.on("pageerror", lambda error: wrong.append(str(error)))
     shown.on("request", lambda asked: asked.url.startswith("file:") or wrong.append(asked.url))
     shown.goto(page.as_uri())
-    shown.wait_for_function("document.querySelectorAll('.figure .main-svg').length >= 6")
+    assert shown.evaluate("document.querySelectorAll('.figure svg').length") == 6
+    assert page.stat().st_size < 1_500_000
     assert wrong == []
     assert shown.evaluate("document.documentElement.scrollWidth") <= size["width"]
     text, back = (
@@ -174,7 +175,7 @@ def test_figures_are_drawn(page: Path, scheme: str, size: Any, browser: Any) -> 
     )
     light, dark = sorted([sum(eval_colour(text)), sum(eval_colour(back))])
     assert dark - light > 500
-    ticks = shown.evaluate("getComputedStyle(document.querySelector('.xtick text')).fill")
+    ticks = shown.evaluate("getComputedStyle(document.querySelector('[id*=xtick] text')).fill")
     assert abs(sum(eval_colour(ticks)) - sum(eval_colour(back))) > 400
     context.close()
 

@@ -40,7 +40,7 @@ def test_a_set_is_indexed_by_its_url(server: ScriptedS3, codec: str, tmp_path: P
     data = write_mds(tmp_path / "own" / "train", {"tokens": "ndarray:int32"}, TOKENS, codec=codec)
     put(server, tmp_path / "own", "c4")
     done = start(
-        ["index", "mds", "s3://lake/c4", "--split", "train", "-o", tmp_path / "remote"],
+        ["index", "mds", "s3://lake/c4", "--subdirectory", "train", "-o", tmp_path / "remote"],
         environment=server.environment,
     )
     assert done.returncode == 0, done.stderr
@@ -54,7 +54,7 @@ def test_a_set_is_indexed_by_its_url(server: ScriptedS3, codec: str, tmp_path: P
         blend = {"blend": [str(tmp_path / name)]}
         cache = here.build(fields | blend, tmp_path, name).path
         store = tmp_path / f"store-{name}"
-        copied = start(["localize", cache, "--store", store, "--shards", "all"])
+        copied = start(["localize", cache, "--store", store, "--bin", "copy"])
         assert copied.returncode == 0, copied.stderr
         found.append([path.read_bytes() for path in sorted(store.rglob("*.bin"))])
     assert found[0] == found[1] != []

@@ -213,7 +213,7 @@ print(sum(int(sample["tokens"].sum()) for batch in batches for sample in batch))
 def test_256_open_files_are_enough(tmp_path: Path) -> None:
     """For every command, and for training: with 700 corpora, twice as many files and more."""
     made = start(
-        ["mock", "--corpora", str(CORPORA), "--documents", "70000", "--fill", "-o", tmp_path / "d"]
+        ["mock", "--count", str(CORPORA), "--documents", "70000", "--fill", "-o", tmp_path / "d"]
     )
     assert made.returncode == 0, made.stderr
     fields = json.loads((tmp_path / "d/blend.json").read_text())

@@ -101,7 +101,7 @@ def test_a_view_and_a_wide_type_have_the_share_of_their_tokens(tmp_path: Path) -
     write_lengths(tmp_path / "web" / "wide", np.full(10, 10), "i4")
     whole = write_lengths(tmp_path / "whole", np.full(40, 10))
     view = tmp_path / "web" / "view"
-    done = start(["select", whole, "--documents", "0:30", "-o", view])
+    done = start(["select", whole, "--range", "0:30", "-o", view])
     assert done.returncode == 0, done.stderr
     found = blend_of([{"path": f"{tmp_path}/web", "weight": 1}])
     assert found == [(f"{tmp_path}/web/view", 0.75), (f"{tmp_path}/web/wide", 0.25)]

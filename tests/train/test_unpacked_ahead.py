@@ -50,7 +50,7 @@ def cache(tmp_path: Path, root: Path) -> Path:
         here.index(data, tmp_path / name)
     fields = fields_of(str(tmp_path / "a"), str(tmp_path / "b")) | WINDOWS
     path = Path(here.build(fields, tmp_path / "caches").path)
-    run(path, root, shards="ahead")
+    run(path, root, tokens="ahead")
     return path
 
 
@@ -90,7 +90,7 @@ def rows_cache(tmp_path: Path, root: Path, codec: str = "zstd", **fields: Any) -
         "blend": [{"path": str(tmp_path / "c"), "weight": 1.0}],
     }
     path = Path(here.build(rows | fields, tmp_path / "caches").path)
-    run(path, root, shards="ahead")
+    run(path, root, tokens="ahead")
     return path
 
 
@@ -165,8 +165,8 @@ def test_a_sample_of_many_shards(tmp_path: Path, root: Path) -> None:
         "split": "1",
     }
     path = Path(here.build(fields, tmp_path / "caches").path)
-    run(path, root, shards="ahead")
-    run(path, tmp_path / "unpacked", shards="compressed")
+    run(path, root, tokens="ahead")
+    run(path, tmp_path / "unpacked", tokens="link")
     expected = tokens_of(open_here(path, tmp_path / "unpacked"))
     dataset = open_here(path, root).dataset("train")
     batches = iter(distcache.ReadAhead([[0], [1]] * 40, dataset, "64M", samples=8))
@@ -184,8 +184,8 @@ def test_corpora_with_raw_shards_beside_compressed_ones(tmp_path: Path, root: Pa
         )
     fields = fields_of(str(tmp_path / "a"), str(tmp_path / "b"))
     path = Path(here.build(fields, tmp_path / "caches").path)
-    run(path, root, shards="ahead")
-    run(path, tmp_path / "unpacked", shards="compressed")
+    run(path, root, tokens="ahead")
+    run(path, tmp_path / "unpacked", tokens="link")
     assert tokens_of(open_here(path, root)) == tokens_of(open_here(path, tmp_path / "unpacked"))
 
 
@@ -206,7 +206,7 @@ def test_validation_sets(tmp_path: Path, root: Path) -> None:
         "multiple_validation_sets": True,
     }
     path = Path(here.build(fields, tmp_path / "caches").path)
-    run(path, root, shards="ahead")
+    run(path, root, tokens="ahead")
     opened = open_here(path, root)
     for number, name in enumerate(("v1", "v2")):
         rows = opened.rows("valid", number)
@@ -225,7 +225,7 @@ def test_what_cannot_be_unpacked_ahead(cache: Path, tmp_path: Path, root: Path) 
     """What is unpacked already, and a copy without shards."""
     run(cache, tmp_path / "all")
     with pytest.raises(ConfigError, match="are unpacked on this node already"):
-        run(cache, tmp_path / "all", shards="ahead")
+        run(cache, tmp_path / "all", tokens="ahead")
     assert open_here(cache, root).shard_waits.count == 0
 
 

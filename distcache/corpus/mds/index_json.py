@@ -105,7 +105,7 @@ def read_index(directory: str | Path, split: str = "") -> DataSet:
         If the split leads elsewhere.
     """
     if split and (Path(split).is_absolute() or ".." in Path(split).parts):
-        raise ConfigError(f"--split {split}: expected the name of a subdirectory")
+        raise ConfigError(f"--subdirectory {split}: expected the name of a subdirectory")
     root = os.path.join(directory, split)
     # Where a link is followed by "..", the text of a path says another place than the filesystem.
     root = (os.path.realpath if ".." in Path(root).parts else os.path.abspath)(root)
@@ -160,7 +160,7 @@ def _hint(root: str) -> str:
     if not found:
         return ""
     some = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-    return f"; its subdirectories {some} have one: give --split, or these directories"
+    return f"; its subdirectories {some} have one: give --subdirectory, or these directories"
 
 
 def _problems(shard: ShardEntry) -> list[str]:

@@ -83,7 +83,7 @@ def test_from_one_machine_to_two(
     built = start(["build", config, "-o", tmp_path / "built", "--name", "c"])
     assert built.returncode == 0, built.stderr
     cache = tmp_path / "built" / "c.h5"
-    words = ["upload", cache, "--out", directory, "--corpora", "--readback", "--json"]
+    words = ["upload", cache, "--out", directory, "--corpora", "--tokens", "--json"]
     sent = start(words, environment=writer)
     assert sent.returncode == 0, sent.stderr
     url = json.loads(sent.stdout)["url"]

@@ -57,7 +57,7 @@ def objects(server: ScriptedS3, cache: Path, root: Path) -> Brought:
 
 def slow_files(cache: Path, root: Path) -> Brought:
     """Return samples of files of a slow filesystem."""
-    here.localize(cache, root, read_ahead=True)
+    here.localize(cache, root, tokens="ahead")
     (record,) = read_records(Store(root))
     paths = [Path(f"{corpus.shared}.bin") for corpus in record.corpora]
 
@@ -77,8 +77,8 @@ def shards(tmp_path: Path, root: Path) -> Brought:
         here.index(data, tmp_path / name)
     fields = fields_of(str(tmp_path / "a"), str(tmp_path / "b"))
     path = Path(here.build(fields | {"samples": {"train": 1000}}, tmp_path / "caches").path)
-    run(path, root, shards="ahead")
-    run(path, tmp_path / "unpacked", shards="compressed")
+    run(path, root, tokens="ahead")
+    run(path, tmp_path / "unpacked", tokens="link")
     packed = sorted(tmp_path.glob("*-mds/*.zstd"))
 
     def spoil() -> None:
