@@ -46,7 +46,7 @@ li { overflow-wrap: anywhere; } .kind { font-weight: 600; }
 """
 GREY: Final = "#8a8a8a"  # seen on a light and on a dark page
 OTHERS: Final = "#bbbbbb"
-DRAWN: Final = {
+DRAWN: Final[dict[Any, Any]] = {
     "svg.fonttype": "none", "text.parse_math": False, "font.size": 9, "axes.edgecolor": GREY,
     "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": "black",
     "ytick.labelcolor": "black", "grid.color": GREY, "grid.alpha": 0.3, "axes.grid": True,
@@ -108,8 +108,7 @@ def _svg(figure: Figure, number: int) -> str:
         lines = [line for part in canvas.axes for line in part.get_legend_handles_labels()[0]]
         if len(lines) > 1:
             labels = [str(line.get_label()) for line in lines]
-            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 5}
-            axes.legend(lines, labels, **below)
+            axes.legend(lines, labels, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=5)
         text = io.StringIO()
         kept = {"Date": None, "Creator": None, "Format": None, "Type": None}
         canvas.savefig(text, format="svg", transparent=True, bbox_inches="tight", metadata=kept)

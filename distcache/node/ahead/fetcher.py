@@ -160,6 +160,7 @@ URGENT_THREADS: Final = 16  # that only fetch what a reader waits for
 FEWEST_THREADS: Final = 2  # of each kind, without which no fetcher starts
 PAUSE: Final = 5.0  # seconds until a thread takes more, after it could not read ahead
 LISTEN: Final = 30.0  # seconds for which a thread waits for work
+KEPT_ROOM: Final = 256 << 10  # bytes that a thread keeps for its answers
 # What `PrefetchBuffer.fetch` says of a range.
 FAILED: Final = 1
 LATE: Final = 2
@@ -318,18 +319,17 @@ class Fetcher:
 
     def _work(self, ahead: bool) -> None:
         """Fetch what is taken, until the fetcher ends. An error is left to the readers."""
-        room = np.empty(0, np.uint8)
+        kept = np.empty(KEPT_ROOM, np.uint8)
         while not self._closed.is_set():
             entries = [Taken(*entry) for entry in self.buffer.take(LISTEN, ahead)]
             if not entries:
                 continue
             source, begin, urgent = entries[0].source, entries[0].begin, entries[0].urgent
             size = entries[-1].begin + entries[-1].size - begin
-            if room.size < size:
-                room = np.empty(size, np.uint8)
+            room = kept[:size] if size <= kept.size else np.empty(size, np.uint8)
             try:
                 with contextlib.nullcontext() if urgent else in_background():
-                    self._read_into(room[:size], source, begin)
+                    self._read_into(room, source, begin)
             except Exception as error:  # noqa: BLE001  its readers would wait for this thread
                 self._errors[source], self._note = error, str(error)
                 for entry in entries:
@@ -339,6 +339,7 @@ class Fetcher:
             else:
                 for entry in entries:
                     self.buffer.store(entry.id, room[entry.begin - begin :][: entry.size])
+            del room  # of a whole object or shard: a thread that waits holds little
 
     def status(self, clients: int) -> Status:
         """Return how it is."""

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import tracemalloc
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.support.waiting import wait_until
 
 RANGES = [(0, begin, 1000) for begin in range(0, 10_000, 1000)]
 ENDS = range(1, 11)
+SIZE = 4 << 20
 
 
 def test_a_reader_that_cannot_be_given_its_ranges(tmp_path: Path) -> None:
@@ -47,6 +49,25 @@ def test_a_reader_that_cannot_be_given_its_ranges(tmp_path: Path) -> None:
     os.close(target)
     fetcher.buffer.close_stream(stream)
     assert fetcher.buffer.status()["used"] == 0
+    fetcher.close()
+
+
+def test_threads_that_wait_hold_little(tmp_path: Path) -> None:
+    """What a large range was received in is given back: dozens of threads wait for the next one."""
+    path = tmp_path / "c.bin"
+    path.write_bytes(bytes(SIZE * 16))
+    source = Source(str(path), version_of(path.stat()))
+    (tmp_path / "ahead").mkdir()
+    fetcher = Fetcher(tmp_path / "ahead")
+    stream = fetcher.buffer.open_stream()
+    ranges = [(0, begin, SIZE) for begin in range(0, 16 * SIZE, SIZE)]
+    tracemalloc.start()
+    request = AheadRequest([source], encoded(ranges), encoded(range(1, 17)), 32 * SIZE)
+    fetcher.announce(stream, request)
+    wait_until(lambda: fetcher.buffer.status()["held"] == len(ranges), "what is read ahead")
+    wait_until(lambda: tracemalloc.get_traced_memory()[0] < SIZE, "less than one range")
+    assert tracemalloc.get_traced_memory()[1] >= SIZE  # it sees what is received
+    tracemalloc.stop()
     fetcher.close()
 
 
