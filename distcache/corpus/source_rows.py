@@ -383,11 +383,19 @@ def _firsts(entry: InputReceipt) -> NDArray[np.int64]:
     CorpusError
         If the numbers of a piece contradict one another.
     """
-    for piece in entry.pieces[:-1]:  # the last one may continue in another corpus
-        if not piece.kept and piece.before + piece.documents not in (0, piece.rows):
+    # else its first piece may begin in another corpus, and its last one continue in another
+    is_whole = entry.documents + entry.empty + entry.skipped == entry.rows
+    for number, piece in enumerate(entry.pieces):
+        known = piece.kept or piece.before + piece.documents in (0, piece.rows)
+        if not known and (is_whole or number < len(entry.pieces) - 1):
             raise CorpusError(
                 f"{entry.path}: a receipt says that {piece.rows} rows became "
                 f"{piece.before + piece.documents} documents, and not which: it is damaged"
+            )
+        if is_whole and (piece.before or (number == 0 and piece.first)):
+            raise CorpusError(
+                f"{entry.path}: a receipt says that it has all of it, and that a part of it is in "
+                "another corpus: it is damaged"
             )
     return np.array([piece.first for piece in entry.pieces], np.int64)
 

@@ -359,12 +359,18 @@ def test_receipts_that_contradict_themselves(tokenizers: Path, tmp_path: Path) -
     (entry,) = of_text.inputs
     (piece,) = entry.pieces
     assert piece.kept  # some rows became none
-    unlisted = (msgspec.structs.replace(piece, kept=b""), piece)
-    entry = msgspec.structs.replace(entry, pieces=unlisted)
-    write_receipt(str(tmp_path / "a"), msgspec.structs.replace(of_text, inputs=(entry,)))
-    of_a = CorpusSources(str(tmp_path / "a"), open_idx(str(tmp_path / "a")))
-    with pytest.raises(CorpusError, match="documents, and not which: it is damaged"):
-        of_a.find(np.arange(of_text.documents))
+    unlisted = msgspec.structs.replace(piece, kept=b"")
+    for pieces, said in [
+        ((unlisted,), "documents, and not which: it is damaged"),
+        ((unlisted, piece), "documents, and not which: it is damaged"),
+        ((msgspec.structs.replace(piece, before=1),), "a part of it is in another corpus"),
+        ((msgspec.structs.replace(piece, first=1),), "a part of it is in another corpus"),
+    ]:
+        odd = msgspec.structs.replace(entry, pieces=pieces)
+        write_receipt(str(tmp_path / "a"), msgspec.structs.replace(of_text, inputs=(odd,)))
+        of_a = CorpusSources(str(tmp_path / "a"), open_idx(str(tmp_path / "a")))
+        with pytest.raises(CorpusError, match=said):
+            of_a.find(np.arange(of_text.documents))
     text = Path(receipt_path(prefix)).read_text()
     Path(receipt_path(prefix)).write_text(text.replace('"documents": ', '"documents": -'))
     with pytest.raises(CorpusError, match="is not a receipt"):
