@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +42,7 @@ autodoc_member_order = "bysource"
 graphviz_output_format = "svg"  # drawn when the site is built: it works without a network
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).with_name("search.js"))
 html_favicon = "_static/favicon.svg"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
@@ -48,6 +50,10 @@ copybutton_exclude = ".linenos, .gp, .go"
 suppress_warnings = ["ref.python"]  # a name in a docstring may be several attributes
 
 GENERATED = {"<!-- commands -->": reference, "<!-- configuration -->": configuration}
+
+
+FIRST_CELL = re.compile(r"<tr[^>]*><td>.*?</td>", re.DOTALL)
+NAME = re.compile(r"(?<=<span class=\"pre\">)[^<]+")
 
 
 def put_reference(app: Any, name: str, source: list[str]) -> None:
@@ -75,7 +81,18 @@ def list_fields(
     lines.append("")
 
 
+def break_names(app: Any, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let long names in the first column of a table break at their underscores only."""
+    del app, name, template, doctree
+    if "body" in context:
+        context["body"] = FIRST_CELL.sub(
+            lambda cell: NAME.sub(lambda found: found[0].replace("_", "_<wbr>"), cell[0]),
+            context["body"],
+        )
+
+
 def setup(app: Any) -> None:
     """Register what is above with Sphinx."""
+    app.connect("html-page-context", break_names)
     app.connect("source-read", put_reference)
     app.connect("autodoc-process-docstring", list_fields, priority=400)  # before napoleon

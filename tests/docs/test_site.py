@@ -30,6 +30,15 @@ CUT: Final = """() => [...document.querySelectorAll("body *")].filter(e =>
 ).map(e => `${e.tagName}.${e.className}: ${e.textContent.trim().slice(0, 80)}`)"""
 CODE: Final = """() => [...document.querySelectorAll("pre")].filter(e =>
     e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.trim().slice(0, 120))"""
+# Words in the first column of a table that go on in another line.
+BROKEN: Final = r"""() => [...document.querySelectorAll("td:first-child code .pre")].flatMap(e =>
+    [...e.childNodes].filter(n => n.nodeType == Node.TEXT_NODE).flatMap(n =>
+        [...n.textContent.matchAll(/[^-_\/.,:=|()\[\]{} ]+/g)].filter(word => {
+            const range = document.createRange();
+            range.setStart(n, word.index);
+            range.setEnd(n, word.index + word[0].length);
+            return new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1;
+        }).map(word => `${word[0]} of ${e.textContent}`)))"""
 pytestmark = [pytest.mark.slow, pytest.mark.more]  # a browser, and the whole site
 
 
@@ -104,8 +113,19 @@ def test_every_page(site: Path, address: str, browser: Any) -> None:
         if page.evaluate("document.documentElement.scrollWidth") > PHONE["width"]:
             wrong.append("the page scrolls sideways at 390")
         wrong += [f"scrolls at 390: {text}" for text in page.evaluate(CUT)]
+        wrong += [f"broken at 390: {text}" for text in page.evaluate(BROKEN)]
         wrong[before:] = [f"{name}: {fault}" for fault in wrong[before:]]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_page_is_found_before_a_method(address: str, browser: Any) -> None:
+    """A reader who looks for a word wants the page that explains it."""
+    page = browser.new_page(viewport=DESK)
+    for word in ("resume", "localize", "report"):
+        page.goto(f"{address}search.html?q={word}")
+        page.wait_for_function("document.querySelectorAll('ul.search li').length > 5")
+        first = page.locator("ul.search li a").first.text_content()
+        assert not (first or "distcache.").startswith("distcache.")
 
 
 def test_the_landing_page(address: str, browser: Any) -> None:
