@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -29,6 +30,37 @@ def _corpus_path(word: str) -> str:
     return bare_prefix(path_only(word))
 
 
+def complete_corpora(incomplete: str) -> list[str]:
+    """Complete the path of a corpus, for a shell, which knows paths of files only."""
+    here, begin = os.path.split(incomplete)
+    try:
+        entries = sorted(os.scandir(here or "."), key=lambda entry: entry.name)
+    except OSError:
+        return []
+    found = []
+    for entry in entries:
+        hidden = entry.name.startswith(".") and not begin.startswith(".")
+        if entry.name.startswith(begin) and not hidden:
+            if entry.is_dir():
+                found.append(os.path.join(here, entry.name, ""))
+            elif entry.name.endswith(".idx"):
+                found.append(os.path.join(here, entry.name.removesuffix(".idx")))
+    only_directory = len(found) == 1 and found[0].endswith("/")
+    return (complete_corpora(found[0]) if only_directory else []) or found
+
+
+CorpusArgument = Annotated[
+    str,
+    typer.Argument(
+        callback=path_only,
+        autocompletion=complete_corpora,
+        help="A corpus: its path without .idx or .bin.",
+    ),
+]
+CorporaArgument = Annotated[
+    list[str],
+    typer.Argument(autocompletion=complete_corpora, help="Corpora: paths without .idx or .bin."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
 LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
 OutOption = Annotated[

@@ -10,11 +10,14 @@ import typer
 
 from distcache.cli.common import (
     WORK,
+    CorporaArgument,
+    CorpusArgument,
     JsonOption,
     LogOption,
     OutOption,
     WorkOption,
     bare_prefix,
+    complete_corpora,
     interrupt_on_signals,
 )
 from distcache.cli.options import with_options
@@ -60,7 +63,7 @@ def fold(words: Sequence[str]) -> list[str]:
 
 
 def merge_command(
-    prefixes: Annotated[list[str], typer.Argument(help="Corpora: paths without .idx or .bin.")],
+    prefixes: CorporaArgument,
     out: OutOption,
     mixed_tokenizers: Annotated[
         bool, typer.Option("--mixed-tokenizers", help="Allow corpora of different tokenizers.")
@@ -100,9 +103,7 @@ def merge_command(
 
 
 def convert_command(
-    prefix: Annotated[
-        str, typer.Argument(callback=path_only, help="A corpus: its path without .idx or .bin.")
-    ],
+    prefix: CorpusArgument,
     out: OutOption,
     drop_modes: Annotated[
         bool, typer.Option("--drop-modes", help="Drop the modes of multimodal data.")
@@ -145,9 +146,7 @@ def convert_command(
 
 @with_options
 def select_command(
-    corpus: Annotated[
-        str, typer.Argument(callback=path_only, help="A corpus: its path without .idx or .bin.")
-    ],
+    corpus: CorpusArgument,
     out: OutOption,
     selection: Selection,
     options: SelectOptions,
@@ -178,7 +177,11 @@ def select_command(
 def materialize_command(
     corpus: Annotated[
         str,
-        typer.Argument(callback=path_only, help="A view, or a corpus of MDS shards: its path."),
+        typer.Argument(
+            callback=path_only,
+            autocompletion=complete_corpora,
+            help="A view, or a corpus of MDS shards: its path.",
+        ),
     ],
     out: OutOption,
     log_format: LogOption = "auto",
@@ -218,7 +221,7 @@ def write_corpus(
 
 
 def check_command(
-    prefixes: Annotated[list[str], typer.Argument(help="Corpora: paths without .idx or .bin.")],
+    prefixes: CorporaArgument,
     readback: Annotated[
         int,
         typer.Option(min=0, help="Documents of each corpus to read again from their source."),
@@ -400,9 +403,7 @@ def _show_findings(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> Non
 
 
 def show_command(
-    corpus: Annotated[
-        str, typer.Argument(callback=path_only, help="A corpus: its path without .idx or .bin.")
-    ],
+    corpus: CorpusArgument,
     numbers: Annotated[
         list[str] | None,
         typer.Argument(metavar="[N|A:B]...", help="Documents, from 0; by default the first."),

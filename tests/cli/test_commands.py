@@ -550,6 +550,32 @@ def test_a_corpus_is_named_by_any_of_its_files(tmp_path: Path) -> None:
     assert (tmp_path / "out.idx").exists()
 
 
+def completed(words: str) -> list[str]:
+    """Return what bash would offer for the last of some words."""
+    given = {
+        "_DISTCACHE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    return start([], environment=given).stdout.split()
+
+
+def test_completion_of_corpora_and_options(tmp_path: Path) -> None:
+    """A corpus has no suffix; a single directory is gone into; Megatron's options are known."""
+    data = tmp_path / "data"
+    (data / "more").mkdir(parents=True)
+    for name in ("web", "code", ".hidden", "more/deep"):
+        for suffix in (".idx", ".bin"):
+            (data / f"{name}{suffix}").touch()
+    every = [f"{data}/code", f"{data}/more/", f"{data}/web"]
+    assert completed(f"distcache check {tmp_path}/d") == every
+    assert completed(f"distcache merge {data}/web {data}/w") == [f"{data}/web"]
+    assert completed(f"distcache show {data}/m") == [f"{data}/more/deep"]
+    assert completed(f"distcache check {tmp_path}/none/") == []
+    assert completed("distcache bu") == ["build"]
+    assert {"--megatron", "--data-path", "--ranks"} <= set(completed("distcache plan --"))
+
+
 @pytest.mark.parametrize(
     "words", [["check", "none"], ["show", "none"], ["merge", "none", "-o", "x"]]
 )
