@@ -573,7 +573,7 @@ def test_completion_of_corpora_and_options(tmp_path: Path) -> None:
     assert completed(f"distcache show {data}/m") == [f"{data}/more/deep"]
     assert completed(f"distcache check {tmp_path}/none/") == []
     assert completed("distcache bu") == ["build"]
-    assert {"--megatron", "--strict", "--ranks"} <= set(completed("distcache plan --"))
+    assert {"--megatron", "--arithmetic", "--ranks"} <= set(completed("distcache plan --"))
 
 
 @pytest.mark.parametrize(
