@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import itertools
@@ -206,6 +207,7 @@ VALUES: Final = {
     "REGEX": "tiktoken-pattern",
     "FIELD": "text-key column",
 }
+BOUNDS: Final = re.compile(r"(; )?([-\d.]+<=?)?x([<>]=?[-\d.]+)?(?=\])")
 OPENBLAS: Final = "OPENBLAS_NUM_THREADS"
 PASS_THROUGH: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -400,6 +402,9 @@ def _name_values(command: Any) -> None:
     """Give the options of a command words that stand for their values in help."""
     named = {name: value for value, names in VALUES.items() for name in names.split()}
     for option in command.params:
+        if hasattr(option.type, "_describe_range"):
+            described = option.get_help_record
+            option.get_help_record = functools.partial(_without_bounds, described)
         if option.metavar is not None or option.param_type_name != "option" or option.is_flag:
             continue
         name = max(option.opts, key=len).removeprefix("--")
@@ -408,6 +413,12 @@ def _name_values(command: Any) -> None:
             option.metavar = "N"
         elif option.type.name in ("str", "text", "path"):
             option.metavar = named.get(name, name.rpartition("-")[2].upper())
+
+
+def _without_bounds(describe: Callable[[Any], Any], context: Any) -> Any:
+    """Return the names and the help of an option; an error says its bounds, which are wide."""
+    names, text = describe(context)
+    return names, BOUNDS.sub("", text).replace("  []", "")
 
 
 def help_of(command: Callable[..., Any]) -> str:
