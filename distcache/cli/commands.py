@@ -9,11 +9,23 @@ import inspect
 import itertools
 import os
 import re
+import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperCommand, TyperGroup
+from typer.models import OptionInfo
 
 from distcache.cli.common import interrupt_on_signals
 from distcache.errors import ConfigError
@@ -246,22 +258,10 @@ class PassThrough(TyperCommand):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        from distcache.megatron.command_line import own_options  # noqa: PLC0415
-
         taken = {name for option in self.params for name in option.opts}
-        self._own: dict[str | None, str] = {}
-        for action in own_options():
-            name = action.option_strings[0]
-            if name not in taken:
-                values = "|".join(action.choices) if action.choices else str(action.metavar)
-                option = TyperOption(
-                    param_decls=[name],
-                    help=f"{str(action.help).rstrip('.')} (with a training command).",
-                    is_flag=action.nargs == 0,
-                    metavar=None if action.nargs == 0 else values,
-                )
-                self.params.append(option)
-                self._own[option.name] = name
+        own = [option for option in _own_options() if not taken.intersection(option.opts)]
+        self.params += own
+        self._own = {option.name: option.opts[0] for option in own}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options, and put distcache's own before the words that are passed on."""
@@ -272,6 +272,40 @@ class PassThrough(TyperCommand):
             words += [name] if value is True else [name, value] if value else []
         ctx.args = [*words, *ctx.args]
         return rest
+
+
+def _own_options() -> list[Any]:
+    """Return distcache's own options of a training command, as typer makes them of a function."""
+    from distcache.megatron.command_line import own_options  # noqa: PLC0415
+
+    parameters = []
+    for action in own_options():
+        is_flag = action.nargs == 0
+        values = "|".join(action.choices) if action.choices else action.metavar
+        declared = typer.Option(
+            action.option_strings[0],
+            help=f"{str(action.help).rstrip('.')} (with a training command).",
+            metavar=None if is_flag else str(values),
+        )
+        kind: Any = bool if is_flag else str
+        parameters.append(
+            inspect.Parameter(
+                action.dest,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[kind | None, declared],
+            )
+        )
+
+    def with_them(**given: Any) -> None:
+        del given
+
+    with_them.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_them.__annotations__ = {entry.name: entry.annotation for entry in parameters}
+    app = typer.Typer(add_completion=False)
+    app.command()(with_them)
+    made: Any = typer.main.get_command(app)
+    return [option for option in made.params if option.name != "help"]
 
 
 def _require_given_once(command: Any, words: Sequence[str]) -> None:
@@ -389,36 +423,53 @@ def load(name: str) -> Any:
         settings = PASS_THROUGH if entry.passes_options else None
         kind = PassThrough if entry.passes_options else None
         found.command(name, cls=kind, context_settings=settings, help=help_of(command))(command)
-    for group_command in found.registered_commands:
-        if group_command.help is None and group_command.callback is not None:
-            group_command.help = help_of(group_command.callback)
+    for command in found.registered_commands:
+        if command.help is None and command.callback is not None:
+            command.help = help_of(command.callback)
+        _name_values(command.callback)
     made: Any = typer.main.get_command(found)
     for each in getattr(made, "commands", {"": made}).values():
-        _name_values(each)
+        for option in each.params:
+            if option.param_type_name == "option":
+                described = option.get_help_record
+                option.get_help_record = functools.partial(_without_bounds, described)
     return made
 
 
-def _name_values(command: Any) -> None:
-    """Give the options of a command words that stand for their values in help."""
+def _name_values(command: Callable[..., Any] | None) -> None:
+    """Give the options that a function declares words for their values, which help shows."""
     named = {name: value for value, names in VALUES.items() for name in names.split()}
-    for option in command.params:
-        if hasattr(option.type, "_describe_range"):
-            described = option.get_help_record
-            option.get_help_record = functools.partial(_without_bounds, described)
-        if option.metavar is not None or option.param_type_name != "option" or option.is_flag:
-            continue
-        name = max(option.opts, key=len).removeprefix("--")
-        # Releases of typer before it had a click of its own have other names for types.
-        if option.type.name.startswith(("int", "float")):
-            option.metavar = "N"
-        elif option.type.name in ("str", "text", "path"):
-            option.metavar = named.get(name, name.rpartition("-")[2].upper())
+    assert command is not None, "every command is a function"
+    # Evaluated here once: evaluated again, a text is another declaration.
+    command.__annotations__ = get_type_hints(command, include_extras=True)
+    for parameter, hint in command.__annotations__.items():
+        for declared in getattr(hint, "__metadata__", ()):
+            kinds = _kinds_of(hint)
+            if not isinstance(declared, OptionInfo) or declared.metavar or bool in kinds:
+                continue
+            # In an annotation the first name stands where a default value would.
+            words = map(str, (declared.default, *(declared.param_decls or ())))
+            names = [word for word in words if word.startswith("--")]
+            name = max(names, key=len, default=parameter.replace("_", "-")).removeprefix("--")
+            if kinds & {int, float}:
+                declared.metavar = "N"
+            elif kinds & {str, Path}:
+                declared.metavar = named.get(name, name.rpartition("-")[2].upper())
+
+
+def _kinds_of(hint: Any) -> set[Any]:
+    """Return the types that a hint is made of, without what is said of them."""
+    if get_origin(hint) is Annotated:
+        return _kinds_of(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType, list, tuple):
+        return {kind for member in get_args(hint) for kind in _kinds_of(member)}
+    return {hint}
 
 
 def _without_bounds(describe: Callable[[Any], Any], context: Any) -> Any:
     """Return the names and the help of an option; an error says its bounds, which are wide."""
-    names, text = describe(context)
-    return names, BOUNDS.sub("", text).replace("  []", "")
+    record = describe(context)
+    return record and (record[0], BOUNDS.sub("", record[1]).replace("  []", ""))
 
 
 def help_of(command: Callable[..., Any]) -> str:
