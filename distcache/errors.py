@@ -168,7 +168,7 @@ class DistcacheWarning(UserWarning):
 
 
 class OptionWarning(DistcacheWarning):
-    """A training command has options that no release of Megatron has; they are passed over."""
+    """A training command has options that no release of Megatron has; they are ignored."""
 
 
 class SharedFileWarning(DistcacheWarning):

@@ -298,7 +298,7 @@ def _with_mean_weights(config: Config, phases: tuple[Phase, ...]) -> Config:
         raise ConfigError("$.phases: there is no train split")
     problems = phase_problems(phases, len(blend), config.sequence_length)
     if any(entry.weight is not None for entry in blend):
-        problems.append("$.phases: the corpora have weights besides; give those of the phases only")
+        problems.append("$.phases: the corpora have weights, too; give weights of the phases only")
     if config.samples is not None and config.samples.train != 0:
         problems.append("$.samples.train: the phases say how many; leave it out")
     if problems:

@@ -138,7 +138,7 @@ def sample_bounds(tokens: NDArray[np.int64], cut: Cut) -> NDArray[np.int64]:
     tokens : ndarray of int64, shape (windows + 1,)
         Tokens before each window, then all tokens.
     cut : Cut
-        Rules by which samples are cut.
+        Rules for cutting samples.
     """
     usable = np.maximum(tokens - int(cut.extra_token), 0)
     bounds: NDArray[np.int64] = usable // cut.sequence_length

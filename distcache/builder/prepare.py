@@ -155,7 +155,7 @@ def is_finished(final: Path, key: str) -> bool:
 
 
 def moves_of(final: Path, prefixes: Sequence[str]) -> Moves:
-    """Return by which moves the corpora of a finished cache have other paths than those given."""
+    """Return how the paths of a finished cache's corpora differ from the given ones."""
     before = read_contents(final).prefixes
     return () if len(before) != len(prefixes) else moves_between(before, prefixes)
 

@@ -368,7 +368,7 @@ def _header(read: Callable[[int, int], bytes], path: str | Path, size: int) -> H
 
 
 def no_file(directory: Path) -> str:
-    """Return what is said of a directory in the place of a cache."""
+    """Return what is said of a directory instead of a cache."""
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(".h5"))
     except OSError:

@@ -125,7 +125,7 @@ def _plain(word: str) -> str:
 
 
 def moves_between(before: Sequence[str], now: Sequence[str]) -> Moves:
-    """Return the fewest moves by which prefixes became others: their equal last parts are cut off.
+    """Return the fewest moves that turn prefixes into others: their equal last parts are cut off.
 
     Parameters
     ----------

@@ -125,7 +125,7 @@ PANELS: Final = {
         "materialize": CommandEntry(
             "corpora",
             "materialize_command",
-            "Write the tokens of a view as a corpus of its own.",
+            "Write the tokens of a view as a separate corpus.",
             interrupted=None,
         ),
         "mock": CommandEntry(
@@ -228,7 +228,7 @@ class LazyGroup(TyperGroup):
     """A group that imports a command when its name has been read."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Put the command in the place of its stand-in, and continue as usual."""
+        """Replace a stand-in by its command, and continue as usual."""
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
             command = self.commands[args[0]]

@@ -344,7 +344,7 @@ def _show_limits(
 
 
 class _Asked(NamedTuple):
-    """What is compared besides the soundness of corpora."""
+    """What is compared beside the soundness of corpora."""
 
     readback: int
     vocab_size: int | None

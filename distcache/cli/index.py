@@ -137,7 +137,7 @@ def mix_command(
 
     The list has `train` and `valid`: data sets with `path`, and perhaps `name` and `split`, and
     `choose`, `proportion` or `repeat` as streams of mosaicml-streaming have them. Each of `valid`
-    is a validation set of its own. Runs alone or under mpiexec or srun.
+    is a separate validation set. Runs alone or under mpiexec or srun.
 
     Examples
     --------

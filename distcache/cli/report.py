@@ -107,7 +107,7 @@ def _require_page(out: Path) -> None:
         why = "is a directory" if out.is_dir() else f"there is no directory {out.parent}"
         raise ConfigError(f"--out {out}: {why}; give the name of a file")
     if out.suffix not in (".html", ".htm") or (os.path.lexists(out) and not is_plain_file(out)):
-        raise ConfigError(f"--out {out}: expected the name of an .html file, which is written anew")
+        raise ConfigError(f"--out {out}: expected the name of an .html file, which is replaced")
     with needing("a page"):
         import matplotlib as mpl  # noqa: F401, PLC0415  of an extra
 

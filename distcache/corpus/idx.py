@@ -198,7 +198,7 @@ def _parse_header(path: str, header: bytes) -> tuple[int, int, int]:
 
 
 def require_no_pointer(path: str, content: bytes) -> None:
-    """Refuse what git-lfs leaves in the place of a file that was not fetched.
+    """Refuse what git-lfs leaves instead of a file that was not fetched.
 
     Raises
     ------

@@ -17,7 +17,7 @@ from distcache.corpus.idx import bin_path, idx_path, open_idx
 from distcache.corpus.mds.shard_table import has_table
 from distcache.errors import CorpusError, DistcacheError, NotReady
 
-WRAP_BYTES: Final = 2**32  # bytes after which a sum in 32 bits begins anew
+WRAP_BYTES: Final = 2**32  # bytes after which a sum in 32 bits begins again
 
 
 class Repaired(NamedTuple):

@@ -275,7 +275,7 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
     descent = first_descent(idx.bounds, *_share_of_bounds(idx, begin, end))
     if descent >= 0:
         messages.append(
-            f"document boundary {descent} is {idx.bounds[descent]}, below the one before it, "
+            f"document boundary {descent} is {idx.bounds[descent]}, below the previous one, "
             f"{idx.bounds[descent - 1]}"
         )
     view = facts.misplaced_count > 0

@@ -36,7 +36,7 @@ HOW_MUCH: Final = frozenset(
 
 @decodable
 class _Entry(msgspec.Struct, frozen=True):
-    """A data set of a list; fields that it has besides are passed over."""
+    """A data set of a list; other fields are ignored."""
 
     path: str | None = None
     local: str | None = None
@@ -82,11 +82,11 @@ class Recipe(msgspec.Struct, frozen=True):
     # data sets of training and of validation
     train: tuple[MixStream, ...]
     valid: tuple[MixStream, ...]
-    passed: tuple[str, ...] = ()  # fields of the list that are passed over
+    passed: tuple[str, ...] = ()  # fields of the list that are ignored
 
 
 class _Findings(NamedTuple):
-    """What is wrong with a list, and what is passed over."""
+    """What is wrong with a list, and what is ignored."""
 
     problems: list[str]
     passed: list[str]

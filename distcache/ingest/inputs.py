@@ -1,4 +1,4 @@
-"""The inputs of an ingest, in which order, and the options by which they are read."""
+"""The inputs of an ingest, in which order, and the options for reading them."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class ObjectWork:
     def inputs(
         self, words: Sequence[str], known: set[str] | None = None, given: str | None = None
     ) -> list[str]:
-        """Return inputs with a file in the place of every object and stream. Collective.
+        """Return inputs with a file instead of every object and stream. Collective.
 
         A URL that ends with a slash means the objects below it that a directory would yield.
 
@@ -192,7 +192,7 @@ class ObjectWork:
         return str(found)
 
     def corpora(self, prefixes: Sequence[str]) -> list[str]:
-        """Return prefixes of corpora, with files in the place of objects. Collective.
+        """Return prefixes of corpora, with files instead of objects. Collective.
 
         Raises
         ------

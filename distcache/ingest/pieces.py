@@ -136,7 +136,7 @@ def cut_at_documents(nbytes: NDArray[np.int64], room: int, limit: int) -> list[i
     room : int
         Bytes that the current corpus has left; `limit` if it is empty.
     limit : int
-        Bytes that a corpus may have; a longer document gets a corpus of its own.
+        Bytes that a corpus may have; a longer document gets a separate corpus.
 
     Returns
     -------

@@ -144,7 +144,7 @@ def read_script(path: str) -> str:
 def training_script(text: str, words: Sequence[str], cache: Path) -> str:
     """Return a training script that first makes sure that the cache is there.
 
-    Some schedulers start a job although the one before it has failed, and some take no arguments
+    Some schedulers start a job although the previous one has failed, and some take no arguments
     or variables with a script: these are written into it, after its directives.
 
     Parameters
@@ -182,7 +182,7 @@ def own_dependency(scheduler: Scheduler, name: str, text: str) -> str:
     Raises
     ------
     ConfigError
-        If it cannot wait for the pre-job besides; or if it only has directives of other schedulers,
+        If it cannot also wait for the pre-job; or if it only has directives of other schedulers,
         so that its job would have the queue's defaults.
     """
     found: list[tuple[int, str]] = []
@@ -234,7 +234,7 @@ def _waited_for(scheduler: Scheduler, where: str, line: str) -> list[str]:
 
 
 def _is_comment(line: str) -> bool:
-    """Return whether a scheduler goes on looking for directives after a line."""
+    """Return whether a scheduler continues to look for directives after a line."""
     return not line.strip() or line.lstrip().startswith("#")
 
 

@@ -1,4 +1,4 @@
-"""What a run consumed of the samples of training, as far as it is known."""
+"""What a run consumed of the samples of training, as far as known."""
 
 from __future__ import annotations
 

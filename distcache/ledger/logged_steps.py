@@ -130,7 +130,7 @@ def _wrong_order(jobs: Sequence[LoggedJob]) -> Iterator[str]:
 
 
 def _again(log: LoggedJob) -> list[str]:
-    """Return that its lines alone say that it is another job than the one before."""
+    """Return that its lines alone say that it is another job than the previous one."""
     first = log.iterations[0]
     if not log.again:
         return []

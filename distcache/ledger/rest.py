@@ -57,7 +57,7 @@ def write_view(
     left : callable
         Yields the pieces.
     options : dict
-        Everything that they depend on besides the corpus, for the receipt.
+        Everything that they depend on beside the corpus, for the receipt.
     counts : Counts or None
         Numbers of them, if they are known.
 

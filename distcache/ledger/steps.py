@@ -254,7 +254,7 @@ def evaluation_steps(training: Training, count: int, total: int, sampling: Sampl
     total : int
         Samples of the split, which an evaluation takes with full validation.
     sampling : Sampling
-        Rule by which samples are assigned to ranks.
+        Rule that assigns samples to ranks.
 
     Raises
     ------

@@ -45,7 +45,7 @@ class TracedRun:
     trace : Trace
         The split.
     sampling : Sampling
-        Rule by which samples are assigned to ranks.
+        Rule that assigns samples to ranks.
     steps : Steps or None
         Steps of the run; None where only positions are known.
 

@@ -17,7 +17,7 @@ from distcache.storage.url import is_url
 
 DEFAULT_SURPLUS = 0.005
 # Megatron refuses data paths beside the file of --data-args-path.
-IN_THE_PLACE = "in the place of --data-path, --{train,valid,test}-data-path and the like"
+IN_THE_PLACE = "instead of --data-path, --{train,valid,test}-data-path and the like"
 # Megatron takes the type of tokens from the vocabulary, where it does not read the header.
 TYPE_OF_SMALL_VOCABULARY = 8
 TYPE_OF_LARGE_VOCABULARY = 4
@@ -26,7 +26,7 @@ PACKED_NOTES = (
     "--reset-attention-mask, without which Megatron keeps the loss mask of the first sample for "
     "all, padded or not; and never --dataloader-defer-npy-index-mmap",
     "padding has no loss only if the tokenizer has a padding token that is not its end of a "
-    "document; multi-token prediction of Megatron-Bridge has a loss on padding all the same",
+    "document; multi-token prediction of Megatron-Bridge has a loss on padding anyway",
 )
 PHASES_NOTE = (
     "the weights change in phases, and those of the options are the mean: a blend that Megatron "

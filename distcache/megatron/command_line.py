@@ -1,4 +1,4 @@
-"""Read Megatron's training command: which words are options of data, and which are passed over."""
+"""Read Megatron's training command: which words are options of data, and which are ignored."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _own_parser() -> _Parser:
     parser.add_argument(
         "--tokenizer-description",
         metavar="FILE",
-        help="A description.txt that Megatron wrote, in the place of options of the tokenizer.",
+        help="A description.txt that Megatron wrote, instead of options of the tokenizer.",
     )
     parser.add_argument(
         "--mixed-tokenizers",
@@ -205,7 +205,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     Returns
     -------
     argparse.Namespace
-        Every option that is read, by Megatron's names; all others are passed over, with the words
+        Every option that is read, by Megatron's names; all others are ignored, with the words
         after them.
 
     Raises

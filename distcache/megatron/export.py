@@ -241,14 +241,14 @@ def _claim(directory: Path, result: Exported, cache: Cache, wanted: Iterable[Nam
         if found and not (is_megatrons and "phases" not in cache.identity):
             raise ConfigError(
                 f"{directory / found}*: are of Megatron itself, whose samples are in another "
-                "order; choose a directory of its own with --out"
+                "order; choose a separate directory with --out"
             )
         _write_record(directory / RECORD, result, claim=True)
         there = export_in(directory)
     if there is None or (there.key, there.automodel) != (result.key, result.automodel):
         raise ConfigError(
             f"{directory}: has the files of another cache, or for other training: those of two "
-            "can have the same names; choose a directory of its own with --out"
+            "can have the same names; choose a separate directory with --out"
         )
 
 

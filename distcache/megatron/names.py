@@ -1,4 +1,4 @@
-"""The names and descriptions by which Megatron-Core finds its index files.
+"""The names and descriptions that Megatron-Core looks for.
 
 A file name holds the MD5 of a description, which is the JSON, indented by 4, of a dataset's
 ``unique_identifiers``: ``MegatronDataset`` for a section, ``BlendedDataset`` for a blend. The path
@@ -19,7 +19,7 @@ from distcache.cache.contents import ArrayView, Contents
 from distcache.errors import ConfigError
 from distcache.megatron.tokenizers import Release, identifiers_of
 
-AUTOMODEL: Final = "automodel"  # the word for NeMo Automodel in the place of a release
+AUTOMODEL: Final = "automodel"  # the word for NeMo Automodel instead of a release
 Identifiers = dict[str, Any]
 Rename = Callable[[str], str]
 

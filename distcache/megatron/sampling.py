@@ -140,7 +140,7 @@ class FullValidation:
     """The samples of ``--full-validation``: each evaluation goes through all of them.
 
     Rank r takes samples r, r + ranks, ..., one at a time, as often as the rank that has most of
-    them; a rank that has fewer begins anew, and continues there in the next evaluation.
+    them; a rank that has fewer begins again, and continues there in the next evaluation.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ class LoggedJob(msgspec.Struct):
     loaded: list[int] = []  # iterations of the checkpoints that it loaded; one may be a teacher's
     iterations: list[LoggedIteration] = []
     arguments: dict[str, str] = {}  # values of options, as text, by Megatron's names
-    again: bool = False  # whether its lines alone say that it is another job than the one before
+    again: bool = False  # whether its lines alone say that it is another job than the previous one
 
 
 def parse_log(path: str, lines: Iterable[str]) -> list[LoggedJob]:

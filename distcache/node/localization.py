@@ -1,4 +1,4 @@
-"""The steps by which the agents copy a cache to their nodes; all agents agree on each."""
+"""The steps in which the agents copy a cache to their nodes; all agents agree on each."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Localization:
         """Fetch the blocks that are missing or invalid, and mark the copy ready. Collective.
 
         A name in a store contains the digests of its content. So a repair in place only turns wrong
-        bytes into right ones, whoever has the file open.
+        bytes into right ones, even while processes have the file open.
 
         Returns
         -------

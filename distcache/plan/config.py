@@ -30,7 +30,7 @@ class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: Path  # path prefix of the corpus
     weight: Weight | None = None  # weight in a weighted blend
-    # samples of a validation set of its own; by default as many as of the others
+    # samples of a separate validation set; by default as many as of the others
     samples: Count | None = None
 
 
@@ -141,7 +141,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Blend | None,
         Meta(
             description="corpora: prefixes, or `{path: PREFIX, weight: W}`, with weights for all "
-            "or for none. A validation set of its own may have `samples: N`"
+            "or for none. A separate validation set may have `samples: N`"
         ),
     ] = None
     blend_per_split: Annotated[

@@ -42,7 +42,7 @@ def lower_type(pivot: int) -> np.dtype[np.int32] | np.dtype[np.int64]:
 
 
 def shuffle_space(values: int) -> int:
-    """Return the bytes that a shuffle needs besides its values."""
+    """Return the bytes that a shuffle needs beside its values."""
     return int(SHUFFLE_SPACE * values) if values > SHUFFLE_SPACE_FROM else 0
 
 

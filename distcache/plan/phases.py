@@ -1,8 +1,8 @@
 """A blend whose weights change during training.
 
 The sections are those of one blend by the mean weights, as Megatron builds them. Within a phase the
-corpora that have a weight are drawn by Megatron's rule from its start; each goes on where the phase
-before left it. The last phase is longer by what Megatron's rounding adds.
+corpora that have a weight are drawn by Megatron's rule from its start; each corpus continues where
+the previous phase left it. The last phase is longer by what Megatron's rounding adds.
 """
 
 from __future__ import annotations

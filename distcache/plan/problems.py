@@ -114,7 +114,7 @@ def own_samples_problems(config: Config, split: str, sources: tuple[BlendEntry, 
     if config.blend is None and config.multiple_validation_sets and split == "valid":
         return []
     return [
-        f"{source.path}: has samples of its own, which only validation sets may "
+        f"{source.path}: has its own samples, which only validation sets may "
         "(blend_per_split.valid, with multiple_validation_sets: true)"
         for source in sources
         if source.samples is not None

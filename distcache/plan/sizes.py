@@ -109,7 +109,7 @@ def passes_needed(requested: int | None, tokens: int, cut: Cut) -> int | None:
     tokens : int
         Tokens of one pass.
     cut : Cut
-        Rules by which samples are cut.
+        Rules for cutting samples.
 
     Returns
     -------
@@ -146,7 +146,7 @@ def section_size(requested: int | None, tokens: int, cut: Cut) -> SectionSize | 
     tokens : int
         Tokens of one pass.
     cut : Cut
-        Rules by which samples are cut.
+        Rules for cutting samples.
     """
     passes = passes_needed(requested, tokens, cut)
     if passes is None:
@@ -171,7 +171,7 @@ def requested_for(samples: int, tokens: int, cut: Cut) -> int:
     tokens : int
         Tokens of one pass, at least 1.
     cut : Cut
-        Rules by which samples are cut.
+        Rules for cutting samples.
     """
 
     def suffices(request: int) -> bool:

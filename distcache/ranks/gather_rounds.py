@@ -2,7 +2,7 @@
 
 The bytes are chunks, in an order that all agents know. A round is some successive chunks: each
 agent reads a share of them, and the MPI library's allgather, a ring for long messages, gives them
-to all. While a round is on its way, the next one is read, and the one before is written. So an
+to all. While a round is on its way, the next one is read, and the previous one is written. So an
 agent holds the bytes of some three rounds, however many agents and bytes there are.
 """
 

@@ -46,7 +46,7 @@ ODD: Final = (
 ODD_STATUS: Final = (304, 416, 421)
 REFUSED: Final = re.compile(r"(?:invalid peer certificate: |InvalidCertificate\(\s*)(\w+)")
 UNTRUSTED: Final = (
-    "the certificate of the store is not trusted ({}); if the store has an authority of its own, "
+    "the certificate of the store is not trusted ({}); if the store has its own authority, "
     "set AWS_CA_BUNDLE to a file with the certificate of that authority"
 )
 URL: Final = re.compile(r"https?://\S+")  # of requests: it is not the user's own name for it

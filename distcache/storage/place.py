@@ -247,7 +247,7 @@ _copies: dict[str, ObjectCopy] = {}
 
 
 def register_copy(url: str, copy: ObjectCopy) -> None:
-    """Let this process read a copy in the place of an object."""
+    """Let this process read a copy instead of an object."""
     _copies[url] = copy
 
 

@@ -34,7 +34,7 @@ class CachedDataset(SampleDataset, Dataset[dict[str, torch.Tensor]]):
     split : str
         "train", "valid" or "test".
     options : SampleOptions
-        Rules by which samples are made.
+        Rules for making samples.
     number : int
         Number of the validation set, where there are several.
     opened : OpenFiles or None

@@ -53,7 +53,7 @@ class OpenCache:
     Attributes
     ----------
     handle : CacheHandle
-        Handle by which another process opens it.
+        Handle with which another process opens it.
     cache : Cache
         Tables and arrays of the cache, mapped.
     """

@@ -51,7 +51,7 @@ MAX_RANGES: Final = 200_000  # of a rank, that are announced ahead at most: each
 class ReadAhead(Sampler[Any]):
     """A batch sampler whose samples are fetched before they are read.
 
-    Give it to a ``DataLoader`` as ``batch_sampler`` in the place of the sampler that it wraps: it
+    Give it to a ``DataLoader`` as ``batch_sampler`` instead of the sampler that it wraps: it
     yields the same batches. Where tokens are not read by the fetcher, it does nothing else.
 
     Parameters

@@ -33,7 +33,7 @@ class SampleReader:
     split : OpenSplit
         The open split.
     rules : SampleRules
-        Rules by which samples are made.
+        Rules for making samples.
     """
 
     def __init__(self, split: OpenSplit, rules: SampleRules) -> None:

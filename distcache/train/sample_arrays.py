@@ -192,7 +192,7 @@ class SampleDataset(SplitDataset[SampleReader]):
     split : str
         "train", "valid" or "test".
     options : SampleOptions
-        Rules by which samples are made.
+        Rules for making samples.
     number : int
         Number of the validation set, where there are several.
     opened : OpenFiles or None

@@ -22,7 +22,7 @@ from distcache.train.token_files import File
 
 
 def _nothing(_: int) -> None:
-    """Return that the fetcher reads nothing in the place of a file."""
+    """Return that the fetcher reads nothing instead of a file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class TokenPlaces:
     files: Sequence[File]  # the `.bin`; or the shards, in their order
     # bytes of the `.bin` at which the shards begin; None if there is a `.bin`
     begins: NDArray[np.int64] | None = None
-    # what the node's fetcher reads in the place of a file, by its number: nothing, by default
+    # what the node's fetcher reads instead of a file, by its number: nothing, by default
     fetched: Callable[[int], Source | None] = _nothing
 
     @property
@@ -117,7 +117,7 @@ class Located(NamedTuple):
     """Where the parts of samples are: each is bytes of one file."""
 
     files: list[File]  # the files
-    sources: list[Source | None]  # what the node's fetcher reads in the place of each
+    sources: list[Source | None]  # what the node's fetcher reads instead of each
     numbers: NDArray[np.int64]  # file of each part, (parts,); -1 for a part without bytes
     begins: NDArray[np.int64]  # first byte in the file, (parts,)
     sizes: NDArray[np.int64]  # bytes, (parts,); 0 if they are not known

@@ -1,4 +1,4 @@
-"""What is said of files in the place of a cache: damaged ones, and those of another kind."""
+"""What is said of files instead of a cache: damaged ones, and those of another kind."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_a_file_that_is_no_cache(shared: Path) -> None:
 
 
 def test_hostile_signs(shared: Path) -> None:
-    """A pipe, a link or nonsense in the place of a sign is no sign."""
+    """A pipe, a link or nonsense instead of a sign is no sign."""
     workspace = workspace_of(shared / "c.h5")
     assert workspace.take()
     sign = workspace.path / heartbeat.NAME

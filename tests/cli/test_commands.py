@@ -243,7 +243,7 @@ def test_export(cache: Path, tmp_path: Path) -> None:
     done = start(["export", cache, "--out", tmp_path / "out", "--prefix", "/=/elsewhere"])
     assert done.returncode == 0, done.stderr
     assert f"--data-cache-path {tmp_path / 'out'}" in done.stdout
-    assert "in the place of --data-path" in done.stdout
+    assert "instead of --data-path" in done.stdout
     assert "/elsewhere/" in next((tmp_path / "out").glob("*-data-args.txt")).read_text()
     as_json = start(["export", cache, "--out", tmp_path / "out", "--json"])
     assert len(json.loads(as_json.stdout)["files"]) == 45

@@ -156,7 +156,7 @@ def test_tokens_are_mixed_by_the_samples_of_training(tmp_path: Path) -> None:
 
 
 def test_a_streaming_yaml_is_understood(tmp_path: Path) -> None:
-    """Streams by name, with local directories and splits; what else they have is passed over."""
+    """Streams by name, with local directories and splits; what else they have is ignored."""
     samples = [{"n": n} for n in range(9)]
     write_mds(tmp_path / "c4" / "train", {"n": "int"}, samples)
     write_mds(tmp_path / "c4" / "val", {"n": "int"}, samples)
@@ -225,7 +225,7 @@ def test_the_exit_code_is_that_of_the_first_bad_data_set(ranks: int, tmp_path: P
 
 
 def test_a_file_in_the_place_of_the_corpora(tmp_path: Path) -> None:
-    """A file in the place of the corpora is a matter of --out."""
+    """A file instead of the corpora is a matter of --out."""
     paths = write_sets(tmp_path, {"a": 3})
     (tmp_path / "mix").touch()
     with pytest.raises(ConfigError, match="is a file; expected a directory"):

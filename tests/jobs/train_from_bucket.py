@@ -21,7 +21,7 @@ def train(
     ranks: int = 1,
     *more: str,
 ) -> dict[str, Any]:
-    """Train as one rank in a process of its own, and return what it has found."""
+    """Train as one rank in a separate process, and return what it has found."""
     words = [cache, str(store or ""), str(rank), str(ranks), str(steps), *more]
     done = subprocess.run(
         [sys.executable, "-m", "tests.jobs.bucket_trainer", *words],

@@ -1,4 +1,4 @@
-"""A prefetch buffer with a source of ranges, in the place of the fetcher, and a reader of it."""
+"""A prefetch buffer with a source of ranges, instead of the fetcher, and a reader of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def content(begin: int, size: int) -> bytes:
 
 
 class Node:
-    """A buffer, with a source of ranges that threads fetch, in the place of the fetcher."""
+    """A buffer, with a source of ranges that threads fetch, instead of the fetcher."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -34,7 +34,7 @@ def unpack(node: Node, most: int = 1000) -> int:
 
 
 def read_unpacked(node: Node, shard: int) -> int:
-    """Read from a shard in the place of a reader, while another thread unpacks it."""
+    """Read from a shard instead of a reader, while another thread unpacks it."""
     found: list[int] = []
     reader = threading.Thread(target=lambda: found.append(node.read((shard, 100, 50), 60.0)))
     reader.start()

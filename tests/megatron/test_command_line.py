@@ -40,7 +40,7 @@ def samples_of(text: str) -> tuple[int | None, ...]:
     ],
 )
 def test_whole_commands(launcher: str) -> None:
-    """Of which what has nothing to do with data is passed over, and the launcher dropped."""
+    """Of which what has nothing to do with data is ignored, and the launcher dropped."""
     assert read(f"{launcher} {COMMAND}") == read(COMMAND)
     assert read(COMMAND).prefixes() == ["a", "b"]
 
@@ -111,7 +111,7 @@ def test_commands_that_cannot_be_read(text: str, problem: str, tmp_path: Path) -
 
 
 def test_variables_of_options_that_are_not_read(tmp_path: Path) -> None:
-    """They are passed over, if they cannot stand for options that are."""
+    """They are ignored, if they cannot stand for options that are."""
     text = f"x.py {COMMAND} --save /x/${{RUN}}/c --tensorboard-dir=$HOME"
     (tmp_path / "f").write_text(text)
     assert load_config(f"@{tmp_path}/f") == read(COMMAND)

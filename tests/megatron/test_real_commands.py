@@ -57,7 +57,7 @@ def read(text: str) -> Config:
     ],
 )
 def test_commands_of_forks(name: str, expected: tuple[Any, ...], tmp_path: Path) -> None:
-    """What has nothing to do with data is passed over."""
+    """What has nothing to do with data is ignored."""
     text = (COMMANDS / f"{name}.txt").read_text()
     (tmp_path / "data").write_text("0.5 a 0.5 b")
     file = tmp_path / "command.txt"

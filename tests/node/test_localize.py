@@ -198,7 +198,7 @@ def test_the_store_is_made_once(tmp_path: Path) -> None:
 
 
 def test_links_in_a_store_are_not_followed(cache: Path, tmp_path: Path) -> None:
-    """One in the place of a file is replaced, one in that of an unfinished file is an error."""
+    """One instead of a file is replaced, one in that of an unfinished file is an error."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
     report = only(run(cache, tmp_path / "local"))

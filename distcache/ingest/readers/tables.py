@@ -203,7 +203,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def values_of(column: pa.Array) -> list[Any]:
-    """Return Python values, with errors in the place of texts that are not UTF-8."""
+    """Return Python values, with errors instead of texts that are not UTF-8."""
     try:
         values: list[Any] = column.to_pylist()
         return values

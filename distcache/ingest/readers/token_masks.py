@@ -34,7 +34,7 @@ def kept_range(masked: Mapping[str, NDArray[np.bool_]], *, ignored: bool) -> tup
     masked : mapping of str to ndarray of bool
         Masks of the row: whether each leaves out each of the tokens.
     ignored : bool
-        Whether masks of the loss, and padding between tokens, are passed over.
+        Whether masks of the loss, and padding between tokens, are ignored.
 
     Raises
     ------

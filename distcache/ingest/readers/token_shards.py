@@ -269,7 +269,7 @@ def _left_out(
     if values.null_count:
         places = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
         for row in np.unique(np.searchsorted(np.cumsum(found), places, "right")).tolist():
-            wrong[row] = f"{name} has a null in the place of a number; {IGNORE}"
+            wrong[row] = f"{name} has a null instead of a number; {IGNORE}"
     differing = np.flatnonzero(found != counts)
     missing = mask.is_null().to_numpy(zero_copy_only=False)
     for row in differing[~missing[differing]].tolist():

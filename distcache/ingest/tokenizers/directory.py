@@ -1,7 +1,7 @@
 """A tokenizer's directory, as training's `AutoTokenizer` reads it.
 
 Files beside `tokenizer.json` can change tokens: they put tokens around a text, add tokens, name a
-class that cuts text in another way. So transformers reads the directory, in a process of its own,
+class that cuts text in another way. So transformers reads the directory, in a separate process,
 and says which `tokenizer.json` it encodes with.
 """
 
@@ -73,7 +73,7 @@ def source_of_directory(directory: Path, options: TokenizerOptions, name: str) -
         )
     if _has_own_code(directory):
         raise ConfigError(
-            f"--tokenizer {options.name}: auto_map names code of its own, which is not run here, "
+            f"--tokenizer {options.name}: auto_map names its own code, which is not run here, "
             f"{choice}"
         )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

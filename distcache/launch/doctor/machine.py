@@ -212,7 +212,7 @@ class Limits(msgspec.Struct, frozen=True):
     memory: int  # bytes; UNLIMITED without a limit
     processes: int  # threads count too; UNLIMITED without a limit
     shared: int  # bytes free in SHARED_MEMORY
-    own_processes: bool  # whether this is a PID namespace of its own
+    own_processes: bool  # whether this is a separate PID namespace
 
 
 def limits_here() -> Limits:
@@ -231,7 +231,7 @@ def judge_limits(found: Limits) -> Finding:
     ]
     problems = []
     if found.own_processes:
-        said.append("a PID namespace of its own: other jobs that died are known by their silence")
+        said.append("a separate PID namespace: other jobs that died are known by their silence")
     if found.memory < UNLIMITED:
         said.append(f"{found.memory / 2**30:.1f} GiB of memory")
     if found.processes < UNLIMITED:
@@ -250,7 +250,7 @@ def judge_limits(found: Limits) -> Finding:
 
 
 def _has_own_processes(second: Path) -> bool:
-    """Whether this is a PID namespace of its own: elsewhere process 2 is the kernel's."""
+    """Whether this is a separate PID namespace: elsewhere process 2 is the kernel's."""
     try:
         return second.read_text(encoding="utf-8") != "kthreadd\n"
     except OSError:

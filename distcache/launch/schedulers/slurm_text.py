@@ -66,7 +66,7 @@ def _read_directive(text: str) -> str:
 def _after(job: str, own: str) -> Sequence[str]:
     if "?" in own:
         raise ConfigError(
-            f"{own!r}: Slurm cannot wait for one of these jobs and for the pre-job besides"
+            f"{own!r}: Slurm cannot wait for one of these jobs and also for the pre-job"
         )
     joined = f"afterok:{job},{own}" if own else f"afterok:{job}"
     return (f"--dependency={joined}", "--kill-on-invalid-dep=yes")

@@ -169,7 +169,7 @@ def _near(descriptor: int) -> str:
 
 
 def listen_at(directory: Path) -> socket.socket:
-    """Return a socket that listens in a directory, in the place of one that nobody listens to."""
+    """Return a socket that listens in a directory, instead of one that nobody listens to."""
     (directory / SOCKET).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with closing_fd(open_directory(directory)) as descriptor:

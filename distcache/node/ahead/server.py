@@ -138,7 +138,7 @@ class _Server:
             if self._readers:
                 return Reply(
                     ("the fetcher of this node serves a job with other credentials or endpoints; "
-                     "give each of these jobs a directory of its own (localize --store)",),
+                     "give each of these jobs its own directory (localize --store)",),
                     DistcacheError.exit_code,
                 )  # fmt: skip
             self._ends = True

@@ -462,7 +462,7 @@ def test_an_interrupted_build(
         assert job.returncode == expected, errors
     assert job.returncode == 8
     assert ("submit again to resume" in errors) == (name == "flux")
-    assert not (tmp_path / "c-restarts-7").exists()  # the next job of this script begins anew
+    assert not (tmp_path / "c-restarts-7").exists()  # the next job of this script begins again
     if again:
         assert (tmp_path / "again").read_text().split("\n") == [again] * 3 + [""]
 
