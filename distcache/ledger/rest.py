@@ -158,8 +158,8 @@ def write_rest(
 ) -> Rest:
     """Write what is left of the corpora of caches as views.
 
-    For every token of the train split: how often it was an input, and how often it is in the view,
-    are `times` together. The sequences of the other splits become views as they are.
+    Each token of the train split was an input, and is in the view, `times` times in all. The
+    sequences of the other splits become views unchanged.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def write_rest(
     ConfigError
         If a number is not possible, caches have other ranges of a corpus, or nothing is left.
     CorpusError, NotReady
-        If a corpus is not sound, or is not there.
+        If a corpus is not sound, or missing.
     """
     first = trained[0].split
     known = _corpora(trained, options.sampling)

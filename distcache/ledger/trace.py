@@ -118,7 +118,7 @@ class Trace(SplitMembers):
 
     @property
     def notes(self) -> list[str]:
-        """Why sources of documents that were asked for are not known."""
+        """Reasons why sources of documents are not known."""
         return [note for sources in self._sources.values() for note in sources.notes]
 
     def place(self, source: int) -> str:

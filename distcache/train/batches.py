@@ -22,9 +22,9 @@ from distcache.train.split import SplitDataset
 class Batches(Iterator[Any]):
     """The batches of one rank, read ahead of training.
 
-    What external loaders of Megatron are asked for: an iterator with `save_state` and
-    `restore_state`. It ends with the last whole step of a sequential order; a cyclic one continues
-    with the next epoch.
+    Megatron's external loaders are such iterators, with `save_state` and `restore_state`. The
+    batches end with the last whole step of a sequential order; a cyclic order continues with the
+    next epoch.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Batches(Iterator[Any]):
     micro_batch_size : int
         Samples of a batch.
     data_parallel_rank, data_parallel_size : int
-        This rank, of how many that get batches of their own.
+        The rank, and the number of ranks that get different batches.
     collate : callable or None
         Makes a batch of a list of samples; by default torch's for tokens, and the list for rows.
     workers : int
@@ -49,7 +49,7 @@ class Batches(Iterator[Any]):
     Raises
     ------
     ConfigError
-        If a number is invalid, or the dataset is none.
+        If a number is invalid, or the dataset has another type.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class Batches(Iterator[Any]):
             return {**self._sampler.state_dict(), "consumed_samples": self._consumed}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Go on where another iterator was when its state was saved, on any number of ranks.
+        """Continue where another iterator was when it saved its state, on any number of ranks.
 
         Raises
         ------
         ConfigError
-            If it is the state of other samples.
+            If the state belongs to other samples.
         """
         with self._lock:
             self._stop()

@@ -31,8 +31,8 @@ from distcache.train.token_files import TokenFiles
 class MegatronBinReader:
     """Reads tokens of a `.bin` in a bucket, as Megatron's ``_BinReader`` classes do.
 
-    The node has localized a cache of the corpus, which says of which version the object is: another
-    one is refused. A process that was forked reads by connections of its own.
+    A localized cache on this node says which version of the object to read; another version is an
+    error. A forked process reads through its own connections.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class MegatronBinReader:
         Raises
         ------
         CorpusError
-            If it is another object than when it was localized, or has no such bytes.
+            If the object has changed since it was localized, or has no such bytes.
         DistcacheError
             If it cannot be read.
         """

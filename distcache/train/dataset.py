@@ -20,7 +20,7 @@ class CachedDataset(SampleDataset, Dataset[dict[str, torch.Tensor]]):
     (int64), ``loss_mask`` (float32), each of shape (sequence length,), and by the options
     ``attention_mask`` (bool, (1, length, length)), ``cu_seqlens`` (int32, (length + 1,)) and
     ``max_seqlen`` (int32); in a blend also ``dataset_id`` (int16), and where asked ``position``
-    (int64), by which `distcache.trace` says what a sample consists of. ``dataset[None]`` is a
+    (int64), with which `distcache.trace` says what a sample consists of. ``dataset[None]`` is a
     sample without loss, at position -1, with which Megatron pads batches. A `DataLoader` reads
     whole batches at once.
 

@@ -246,7 +246,7 @@ def open_cache(
     local: str | Path | None = None,
     prefixes: Mapping[str, str] | None = None,
 ) -> OpenCache:
-    """Open a cache for training, at once: nothing is built or waited for.
+    """Open a cache for training. Opening never builds, and never waits.
 
     The cache's ``repr`` says which file is read. If a store is named, by `local` or the environment
     (DISTCACHE_LOCAL_DIR, SLURM_TMPDIR, TMPDIR), but has no usable copy of this cache, a
@@ -255,14 +255,14 @@ def open_cache(
     Parameters
     ----------
     path : path
-        The shared cache, as `distcache build` printed it, or its URL: then nothing but this node's
-        copy is opened.
+        The shared cache, as `distcache build` printed it, or its URL, for which only this
+        node's copy is opened.
     local : path or None
         This node's store; by default where `distcache localize` puts it.
     prefixes : mapping of str to str, or None
         Directories of corpora at the time of the build, and now: ``{"/old/data":
-        "/new/data"}``. By default the environment variable DISTCACHE_PREFIX says them,
-        ``FROM=TO`` with commas between several.
+        "/new/data"}``. By default from the environment variable DISTCACHE_PREFIX:
+        ``FROM=TO``, with commas between pairs.
 
     Returns
     -------

@@ -183,10 +183,10 @@ def _first_of_tensor_group(**_: Any) -> bool:
 
 
 class MegatronProvider:
-    """What ``pretrain_gpt.py`` gives to Megatron-LM's `pretrain` as its provider of datasets.
+    """The dataset provider that ``pretrain_gpt.py`` gives to Megatron-LM's `pretrain`.
 
-    Samples are those of Megatron's own datasets, in the same order; the cache says of which
-    corpora, and options of data on the command line are not read.
+    Samples and their order are those of Megatron's own datasets. The cache names the corpora; the
+    provider does not read the command's data options.
 
     Parameters
     ----------
@@ -195,8 +195,8 @@ class MegatronProvider:
     local : path or None
         This node's store; by default where `distcache localize` puts it.
     exact : bool
-        Whether the cache must be one for as many samples as training asks for, so that their order
-        is Megatron's; if not, it may have more.
+        Whether the cache must have as many samples as training asks for, so that their order is
+        Megatron's. Otherwise the cache may have more.
     is_built : callable
         Whether a rank reads data, given ``vp_stage=``: the script's `is_dataset_built_on_rank`. By
         default the first rank of every tensor group, also where a pipeline's middle stages do not

@@ -52,13 +52,13 @@ class ReadAhead(Sampler[Any]):
     """A batch sampler whose samples are fetched before they are read.
 
     Give it to a ``DataLoader`` as ``batch_sampler`` instead of the sampler that it wraps: it
-    yields the same batches. Where tokens are not read by the fetcher, it does nothing else.
+    yields the same batches. If the node's fetcher does not read the tokens, nothing else happens.
 
     Parameters
     ----------
     sampler : iterable of batches
-        A `ResumableSampler` stays where it is: what comes next is announced from a copy. From any
-        other one, batches are drawn ahead of their use.
+        Samples of a `ResumableSampler` are announced from a copy. From any other sampler,
+        batches are drawn ahead of their use.
     dataset : CachedDataset or RowDataset
         Dataset of the samples.
     budget : int, str or None
@@ -71,7 +71,7 @@ class ReadAhead(Sampler[Any]):
     Raises
     ------
     ConfigError
-        If the budget is no size.
+        If the budget is not a size.
     """
 
     def __init__(

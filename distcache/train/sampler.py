@@ -125,8 +125,8 @@ class ResumableSampler(Sampler[list[int | None]]):
     Parameters
     ----------
     dataset : CachedDataset, RowDataset or int
-        Dataset to sample, or its number of samples. With a dataset, states name it, and are
-        refused by the samplers of other datasets.
+        Dataset to sample, or its number of samples. With a dataset, a state names the
+        dataset, and samplers of other datasets refuse the state.
     micro_batch_size : int
         Samples of each batch.
     data_parallel_rank, data_parallel_size : int
@@ -320,16 +320,16 @@ class ResumableSampler(Sampler[list[int | None]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where another sampler stopped; epochs keep the length that they had there.
 
-        A sequential order also continues that of a smaller cache, if this one begins with the same
-        samples (of ``order: passes``, ``windows`` or ``packed``, with a larger number of samples),
-        and that of the cache which this one continues, at the sample where it does.
+        A sequential sampler also continues the state of a smaller cache, if this cache begins with
+        the same samples (orders ``passes``, ``windows`` and ``packed``); and the state of the cache
+        that this cache continues, at the sample where it continues.
 
         Issues a `StateWarning` for a state that does not identify its samples.
 
         Raises
         ------
         ConfigError
-            If it is not the state of a sampler, or one of another dataset or order, with each field
+            If the state is not a sampler's, or belongs to another dataset or order, with each field
             that differs.
         """
         found = self._read_state(state)

@@ -119,7 +119,7 @@ def test_validation_sets_are_datasets_of_their_own(tmp_path: Path) -> None:
     valid = members[members["split"] == b"valid"]
     assert valid["requested"].tolist() == [12, 5]
     wrong = {**fields, "multiple_validation_sets": False}
-    with pytest.raises(ConfigError, match="has samples of its own"):
+    with pytest.raises(ConfigError, match="has its own samples"):
         here.build(wrong, tmp_path / "caches")
     assert (valid["blend"] == -1).all()
     opened = distcache.open(here.build(fields, tmp_path / "caches").path)

@@ -303,7 +303,7 @@ def test_a_directory_belongs_to_one_cache(
         made = export(first, directory)
         for other in caches:
             if other is not first:
-                with pytest.raises(ConfigError, match="choose a directory of its own"):
+                with pytest.raises(ConfigError, match="choose a separate directory"):
                     export(other, directory)
         array = directory / next(name for name in made.files if name.endswith("sample_index.npy"))
         array.write_bytes(array.read_bytes()[:-8] + bytes(8))
