@@ -389,6 +389,17 @@ def test_a_tokenizer_that_is_not_there(name: str, tmp_path: Path) -> None:
         run([path], name, tmp_path / "out")
 
 
+def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
+    """A name that cannot be resolved is not tried for 20 seconds; the cache of the machine is."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["x"])
+    words = ["ingest", "text", path, "--tokenizer", "no/such", "-o", tmp_path / "out"]
+    where = {"HF_ENDPOINT": "https://hub.invalid", "HF_HOME": str(tmp_path / "hub")}
+    done = start(words, environment=where)
+    assert done.returncode == 5
+    assert "cannot reach https://hub.invalid, has no copy of it" in done.stderr
+    assert "Retrying" not in done.stderr
+
+
 @pytest.mark.parametrize("name", ["a.json", "a.model", "a.tiktoken", "b.json"])
 def test_what_is_no_tokenizer(name: str, tmp_path: Path) -> None:
     """It is said, whatever it is treated as."""

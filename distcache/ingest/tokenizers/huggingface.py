@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
+import socket
+import urllib.request
 from pathlib import Path
 from typing import ClassVar, Final
+from urllib.parse import urlsplit
 
 import huggingface_hub
 import tokenizers
@@ -28,6 +32,8 @@ from distcache.ingest.tokenizers.tokenizer import (
     refusing,
 )
 from distcache.storage.interruption import require_uninterrupted
+
+HUB: Final = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 
 
 def load(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
@@ -124,20 +130,34 @@ class HuggingFace:
 
 def download(options: TokenizerOptions) -> TokenizerSource:
     """Download a tokenizer of the hub, or find it in the cache of this machine."""
+    offline = not _hub_is_known()
+    get = functools.partial(huggingface_hub.hf_hub_download, options.name, local_files_only=offline)
     try:
         with refusing():
-            path = Path(huggingface_hub.hf_hub_download(options.name, "tokenizer.json"))
+            path = Path(get("tokenizer.json"))
     except ValueError as error:
-        raise NotReady(
-            f"--tokenizer {options.name}: no such file, and not to be had from the hub of "
-            f"Hugging Face: {error}"
-        ) from error
+        where = (
+            f"this machine, which cannot reach {HUB}, has no copy of it"
+            if offline
+            else f"the hub of Hugging Face does not provide it: {error}"
+        )
+        raise NotReady(f"--tokenizer {options.name}: no such file, and {where}") from error
     for name in FILES:
         with contextlib.suppress(ValueError), refusing():
-            huggingface_hub.hf_hub_download(options.name, name)
+            get(name)
     if any((path.parent / name).is_file() for name in FILES):
         return source_of_directory(path.parent, options, options.name)
     return TokenizerSource("huggingface", options.name, read_tokenizer_file(path))
+
+
+def _hub_is_known() -> bool:
+    """Return whether the hub's name can be resolved: without, its library tries for 20 seconds."""
+    if urllib.request.getproxies():  # which know it
+        return True
+    try:
+        return bool(socket.getaddrinfo(urlsplit(HUB).hostname, None))
+    except OSError:
+        return False
 
 
 def _adds_special_tokens(options: TokenizerOptions) -> bool:
