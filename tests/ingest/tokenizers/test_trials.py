@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import unicodedata
@@ -183,6 +184,19 @@ def test_what_the_table_does_not_know(
     known = np.zeros(0x110000, np.uint8)
     mark_known(description, known)
     assert not known.any()
+
+
+def test_the_installed_engines_are_those_that_were_compared() -> None:
+    """What to do when a release is renewed: compare it with the library, then list it."""
+    table = msgspec.json.decode(TABLE.read_bytes(), type=PatternTable)
+    installed = {name: importlib.metadata.version(name) for name in table.versions}
+    unknown = [
+        f"{name} {version}: run scripts/engines --megabytes 300, which compares all tokens, and "
+        "scripts/code_points, which lists the release"
+        for name, version in installed.items()
+        if version not in table.versions[name]
+    ]
+    assert unknown == []
 
 
 def test_what_changes_no_token_changes_no_pattern(tmp_path: Path) -> None:
