@@ -58,7 +58,7 @@ ConfigArgument = Annotated[
     typer.Argument(
         metavar="CONFIG | @FILE | -- COMMAND",
         callback=path_only,
-        help="YAML or TOML file; or the training command, in words or in a file.",
+        help="Configuration file; or the training command, in words or in a file.",
     ),
 ]
 VerboseOption = Annotated[

@@ -56,6 +56,12 @@ from distcache.storage.units import counted, size_text
 from distcache.storage.url import path_only, require_file
 
 CacheArgument = Annotated[str, typer.Argument(help="A cache: a file, or s3://bucket/name.h5.")]
+TracedArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="cache", help="A cache, its URL, or a --data-cache-path directory of Megatron."
+    ),
+]
 
 
 def inspect_command(

@@ -86,7 +86,7 @@ def submit_command(
         typer.Argument(
             metavar="CONFIG | @FILE",
             callback=path_only,
-            help="YAML or TOML file, or a file with the training command, seen by all nodes.",
+            help="Configuration file, or a file with the training command, seen by all nodes.",
         ),
     ],
     directory: OutputOption,
@@ -252,9 +252,8 @@ def doctor_command(
 ) -> None:
     """Find what would break a first job. Run it where training runs, in its container.
 
-    With a directory and a training command, the Megatron of this environment says which files it
-    would look for, and for those that are missing which field of their names differs. Nothing is
-    built. Exit code 5 if anything is missing or cannot work.
+    With a directory and a training command, doctor asks this environment's Megatron for its file
+    names, and shows which field of a missing name differs. Nothing is built. Exit code 5 if anything is missing or cannot work.
 
     Examples
     --------

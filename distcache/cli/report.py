@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from distcache.cache.corpus_places import moves_from
-from distcache.cli.cache import CacheArgument
+from distcache.cli.cache import TracedArgument
 from distcache.cli.common import (
     JsonOption,
     LogOption,
@@ -36,7 +36,7 @@ WINDOW: Final = re.compile(r"(\d{1,15})(samples|steps)?")
 
 def report_command(
     context: typer.Context,
-    cache: CacheArgument,
+    cache: TracedArgument,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "train",
     dataset: Annotated[int, typer.Option(min=0, help="Number of the validation set.")] = 0,
     samples: Annotated[

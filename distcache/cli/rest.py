@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from distcache.cache.corpus_places import moves_from
-from distcache.cli.cache import CacheArgument
+from distcache.cli.cache import TracedArgument
 from distcache.cli.common import (
     JsonOption,
     LogOption,
@@ -32,7 +32,7 @@ CACHE_AT_SAMPLES: Final = re.compile(r"(.+)@(\d{1,18})")
 
 def rest_command(
     context: typer.Context,
-    cache: CacheArgument,
+    cache: TracedArgument,
     out: Annotated[
         str,
         typer.Option(
@@ -56,8 +56,8 @@ def rest_command(
         typer.Option(
             min=1,
             max=65535,
-            help="Number of times that each token is an input in the end; by default as often as "
-            "the one that was most often, at least once.",
+            help="Number of times that each token is an input in the end; by default the "
+            "highest count so far, at least 1.",
         ),
     ] = None,
     partial: Annotated[
@@ -71,9 +71,9 @@ def rest_command(
     """Make views of what is left of the corpora: for another sequence length, order or blend.
 
     Every token of the train split was an input, or is in the view, equally often. The sequences of
-    the other splits become views as they are. A run in another order than the cache's is described
+    the other splits become views unchanged. A run in another order than the cache's is described
     by Megatron's options: --dataloader-type cyclic, --micro-batch-size, --data-parallel-size. With
-    --global-batch-size the options of both jobs have the iteration between them.
+    --global-batch-size, it prints --phase-transition-iterations for both jobs.
 
     Examples
     --------

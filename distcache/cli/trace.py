@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from distcache.cache.corpus_places import moves_from
 from distcache.cache.split_members import dataset_count
-from distcache.cli.cache import CacheArgument
+from distcache.cli.cache import TracedArgument
 from distcache.cli.common import JsonOption, LogOption, PrefixOption
 from distcache.cli.consumed import TrainingLogOption, consumed_of
 from distcache.cli.show import make_progress, note_document, print_json, print_records
@@ -64,7 +64,7 @@ SHOWN: Final = (
 
 def trace_command(
     context: typer.Context,
-    cache: CacheArgument,
+    cache: TracedArgument,
     steps: Annotated[
         str | None,
         typer.Option(

@@ -55,8 +55,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Option(
             "Any directive of the scheduler for the pre-job, as in --directive=--gres=gpu:1 or "
-            "--directive='-pe orte 8'. It takes the place of one that distcache writes; "
-            "--directive=--NAME= leaves that one out.",
+            "--directive='-pe orte 8'. It replaces distcache's directive of that name; "
+            "--directive=--NAME= leaves it out.",
             "--directive",
         ),
     ] = ()

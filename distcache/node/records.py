@@ -185,8 +185,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     readers: Annotated[
         ParallelLayout | None,
         Option(
-            "The layout of training: nodes of which no rank reads data, such as those of pipeline "
-            "stages in the middle, localize nothing.",
+            "Layout of training: nodes whose ranks read no data, such as middle pipeline stages, "
+            "localize nothing.",
             parse=parse_readers,
             metavar="tp=N,pp=N,cp=N,gpus=N",
         ),

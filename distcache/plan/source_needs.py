@@ -76,7 +76,7 @@ class BucketOptions(msgspec.Struct, frozen=True):
     """What training from a bucket is planned for."""
 
     bucket: Annotated[
-        bool, Option("Also say what training from a bucket needs of corpora that are in none yet.")
+        bool, Option("Also estimate bucket reads for corpora that are not in a bucket yet.")
     ] = False
     training_nodes: Annotated[
         int, Option("Nodes that read data in training, from a bucket.", least=1)
