@@ -253,7 +253,8 @@ def doctor_command(
     """Find what would break a first job. Run it where training runs, in its container.
 
     With a directory and a training command, doctor asks this environment's Megatron for its file
-    names, and shows which field of a missing name differs. Nothing is built. Exit code 5 if anything is missing or cannot work.
+    names, and shows which field of a missing name differs. Nothing is built. Exit code 5 if
+    anything is missing or cannot work.
 
     Examples
     --------
