@@ -32,7 +32,7 @@ from distcache.plan.memory import CHUNK_BYTES, ENTRY_BYTES, pivot_of
 from distcache.plan.model import SectionPlan
 from distcache.storage.unfinished_file import UnfinishedFile
 
-CHUNK: int = CHUNK_BYTES // ENTRY_BYTES
+CHUNK_ENTRIES: int = CHUNK_BYTES // ENTRY_BYTES
 InOrder = Callable[[Callable[[int], NDArray[np.int64]], range], Iterator[NDArray[np.int64]]]
 """Applies a function to numbers, and yields the results in their order."""
 Rest = tuple[NDArray[Any], EntryMemory, str]
@@ -134,15 +134,15 @@ def cut_section(
     cutter = RowCutter(section, (0, section.size.samples + 1), (0, 0), room, rows.append)
 
     def write_documents(begin: int) -> NDArray[np.int64]:
-        entries = read_across(parts, begin, min(begin + CHUNK, section.documents))
+        entries = read_across(parts, begin, min(begin + CHUNK_ENTRIES, section.documents))
         documents.append(documents_of(entries))
         return entries
 
-    begins = range(0, section.documents, CHUNK)
+    begins = range(0, section.documents, CHUNK_ENTRIES)
     for begin, entries in zip(begins, in_order(write_documents, begins), strict=True):
         cutter.feed(entries, begin)
         for part in parts:
-            part.release(begin, begin + CHUNK)
+            part.release(begin, begin + CHUNK_ENTRIES)
     cutter.finish()
     return {"document_index": documents.finish(), "sample_index": rows.finish()}
 

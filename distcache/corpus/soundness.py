@@ -119,7 +119,7 @@ def outline(prefix: str) -> Outline:
     shards = None
     bin_size, bin_version = 0, FileVersion(0, 0, 0)
     if has_table(prefix):
-        shards, bin_size, bin_version = _look_at_shards(prefix, faults)
+        shards, bin_size, bin_version = _shard_facts(prefix, faults)
     else:
         bin_size, bin_version = _look_at_tokens(prefix, faults)
     try:
@@ -169,7 +169,7 @@ def _look_at_tokens(prefix: str, faults: list[Fault]) -> tuple[int, FileVersion]
     return found.size, found
 
 
-def _look_at_shards(prefix: str, faults: list[Fault]) -> tuple[TableFacts | None, int, FileVersion]:
+def _shard_facts(prefix: str, faults: list[Fault]) -> tuple[TableFacts | None, int, FileVersion]:
     """Return what makes up the `.bin`, its size, and the version of the `.shards`."""
     path = shards_path(prefix)
     try:

@@ -104,7 +104,10 @@ def select(
         watch.phase("examining the corpus")
         facts = require_sound(communicator, [prefix], threads)[prefix]
         known = on_rank_0(
-            communicator, lambda: _look(facts, out, options), _ParentFacts, "looking at the corpus"
+            communicator,
+            lambda: _inspect_parent(facts, out, options),
+            _ParentFacts,
+            "inspecting the corpus",
         )
         chosen = msgspec.to_builtins(options.selection) | known.digests
         origin = origin_of_view("select", facts, known.tokenizer, known.tokens, chosen)
@@ -140,7 +143,7 @@ def _require_options(prefix: str, options: SelectOptions) -> None:
         raise ConfigError(*problems)
 
 
-def _look(facts: CorpusFacts, out: str, options: SelectOptions) -> _ParentFacts:
+def _inspect_parent(facts: CorpusFacts, out: str, options: SelectOptions) -> _ParentFacts:
     tokens = find_tokens(facts, out, absolute=options.absolute)
     digests = {
         name: xxhash.xxh3_128(_numbers(path, facts).tobytes()).hexdigest()

@@ -355,13 +355,13 @@ class _IngestedFiles:
             raise CorpusError(f"has {source.size} bytes, the receipt says {sample.entry.size}")
         if source.is_table:
             source = with_groups(source, self._column)
-        picked = Picked(self._dtype, frozenset(sample.documents))
+        picked = PickedDocuments(self._dtype, frozenset(sample.documents))
         piece = InputPiece(0, sample.piece.begin, sample.piece.end, 0, 0, 0)
         self._reader.read(source, piece, picked, picked.is_complete)
         return picked.documents
 
 
-class Picked(DocumentBuffer):
+class PickedDocuments(DocumentBuffer):
     """Keeps selected documents.
 
     Parameters

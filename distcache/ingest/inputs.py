@@ -97,7 +97,7 @@ def find_inputs(
         if not paths:
             missing.append(_nothing(word, known, given))
         for path in paths:
-            entry, identity = _look(path, given, names.get(path, ""))
+            entry, identity = _as_input(path, given, names.get(path, ""))
             if entry is None or entry.format not in formats:
                 problems.append(
                     f"{path}: expected a regular file with {_suffix_list(known)}; name the format "
@@ -202,7 +202,7 @@ def _split(path: str) -> tuple[str, str | None]:
     return stem.suffix.lower(), compression
 
 
-def _look(path: str, given: str | None, named: str) -> tuple[Input | None, tuple[int, int]]:
+def _as_input(path: str, given: str | None, named: str) -> tuple[Input | None, tuple[int, int]]:
     """Return a file as an input, or None if it cannot be one, and its identity."""
     suffix, compression = _split(path)
     kind = given or SUFFIXES.get(suffix)

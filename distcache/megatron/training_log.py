@@ -26,7 +26,7 @@ from distcache.storage.files import open_regular
 
 ITERATION: Final = re.compile(r"\biteration[ =]\s*(\d{1,18})/\s*\d+\s*$")
 CONSUMED: Final = re.compile(r"\s*consumed[ _]samples[:=]\s*(\d{1,18})\s*")
-BATCH: Final = re.compile(r"\s*global[ _]batch[ _]size[:=]\s*(\d{1,18})\s*")
+BATCH_SIZE: Final = re.compile(r"\s*global[ _]batch[ _]size[:=]\s*(\d{1,18})\s*")
 OPTIONS: Final = re.compile(r"-{3} (end of )?arguments -{3}")
 NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 LOADED: Final = "loaded checkpoint from "
@@ -139,7 +139,7 @@ def _iterations_of(line: str, number: int) -> Iterator[LoggedIteration]:
             iteration, consumed, batch = int(found[1]), None, None
         elif (found := CONSUMED.fullmatch(part)) is not None:
             consumed = int(found[1])
-        elif (found := BATCH.fullmatch(part)) is not None:
+        elif (found := BATCH_SIZE.fullmatch(part)) is not None:
             batch = int(found[1])
         if iteration is not None and consumed is not None and batch is not None:
             yield LoggedIteration(iteration, consumed, batch, number)
