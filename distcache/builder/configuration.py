@@ -33,6 +33,7 @@ from distcache.storage.url import address_of, is_url, require_file
 
 # A file with any of these fields is distcache's own.
 OWN_KEYS: Final = {"blend", "blend_per_split", "sequence_length", "samples"}
+SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml")
 NOT_WRITTEN: Final = {"of_command", "continued"}  # fields of a configuration that no file has
 FIELDS_OF: Final[dict[str, Any]] = {
     "blend": BlendEntry,
@@ -110,7 +111,10 @@ def read_document(path: str | Path) -> dict[str, Any]:
     try:
         text = read_text(path)
     except FileNotFoundError as error:
-        raise NotReady(f"{path}: no such configuration file") from error
+        others = [path.with_suffix(suffix) for suffix in SUFFIXES if path.suffix != suffix]
+        there = ", ".join(str(other) for other in others if other.is_file())
+        more = f"; there is {there}" if there else ""
+        raise NotReady(f"{path}: no such configuration file{more}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not text; give a YAML, TOML or JSON file") from error
     except (OSError, ValueError) as error:

@@ -337,7 +337,7 @@ def open_cache_file(path: Path) -> tuple[int, Header]:
     try:
         descriptor = open_regular(path)
     except FileNotFoundError as error:
-        raise NotReady(f"{path}: no such cache; build it first") from error
+        raise _not_there(path) from error
     except OSError as error:
         if path.is_dir():
             raise ConfigError(no_file(path)) from error
@@ -365,6 +365,13 @@ def _header(read: Callable[[int, int], bytes], path: str | Path, size: int) -> H
     if not page.startswith(MAGIC):  # by what follows, a damaged cache is known from another file
         page += read(len(page), min(size, BEGIN_SIZE))
     return Header.unpack(page, str(path), size)
+
+
+def _not_there(path: str | Path) -> DistcacheError:
+    """Return the error of a cache that does not exist; the name may be that of a corpus."""
+    if os.path.exists(f"{path}.idx"):
+        return ConfigError(f"{path}: is a corpus; give a cache, which `distcache build` writes")
+    return NotReady(f"{path}: no such cache; build it first")
 
 
 def no_file(directory: Path) -> str:
@@ -404,7 +411,7 @@ def read_version(path: str | Path) -> tuple[Contents, FileVersion]:
         try:
             place = stack.enter_context(open_place(str(path)))
         except FileNotFoundError as error:
-            raise NotReady(f"{path}: no such cache; build it first") from error
+            raise _not_there(path) from error
         except DistcacheError:
             raise
         except OSError as error:

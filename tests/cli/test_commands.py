@@ -238,6 +238,17 @@ def test_a_name_that_is_nearly_right(corpora: dict[str, str], tmp_path: Path) ->
     assert "it is a directory: give the corpora in it, " in folder[0]["message"]
 
 
+def test_a_name_of_another_kind(config: Path, corpora: dict[str, str], tmp_path: Path) -> None:
+    """A corpus where a cache is expected is named, and a configuration with another suffix."""
+    done = start(["report", corpora["plain"]])
+    assert done.returncode == 2
+    assert "is a corpus; give a cache, which `distcache build` writes" in done.stderr
+    other = config.with_suffix(".toml")
+    done = start(["build", other, "-o", tmp_path])
+    assert done.returncode == 5
+    assert f"{other}: no such configuration file; there is {config}" in done.stderr
+
+
 def test_export(cache: Path, tmp_path: Path) -> None:
     """The options that Megatron needs come with it."""
     done = start(["export", cache, "--out", tmp_path / "out", "--prefix", "/=/elsewhere"])
