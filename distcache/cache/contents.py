@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from distcache.cache.format import (
     Header,
     array_fields,
 )
+from distcache.cache.other_files import directory_error, missing_error
 from distcache.corpus import CorpusFacts
 from distcache.corpus.mds.index_json import CODECS
 from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NotReady
@@ -77,9 +78,6 @@ class ArrayView:
     def nbytes(self) -> int:
         """Its size in bytes."""
         return self.dtype.itemsize * math.prod(self.shape)
-
-
-MAX_NAMED: Final = 8  # caches of a directory in a message
 
 
 class Contents:
@@ -337,10 +335,10 @@ def open_cache_file(path: Path) -> tuple[int, Header]:
     try:
         descriptor = open_regular(path)
     except FileNotFoundError as error:
-        raise _not_there(path) from error
+        raise missing_error(path) from error
     except OSError as error:
         if path.is_dir():
-            raise ConfigError(no_file(path)) from error
+            raise directory_error(path) from error
         kind = ConfigError if error.errno == errno.EINVAL else NotReady  # it is no regular file
         raise kind(f"{path}: cannot be opened: {error.strerror}") from error
     try:
@@ -365,25 +363,6 @@ def _header(read: Callable[[int, int], bytes], path: str | Path, size: int) -> H
     if not page.startswith(MAGIC):  # by what follows, a damaged cache is known from another file
         page += read(len(page), min(size, BEGIN_SIZE))
     return Header.unpack(page, str(path), size)
-
-
-def _not_there(path: str | Path) -> DistcacheError:
-    """Return the error of a cache that does not exist; the name may be that of a corpus."""
-    if os.path.exists(f"{path}.idx"):
-        return ConfigError(f"{path}: is a corpus; give a cache, which `distcache build` writes")
-    return NotReady(f"{path}: no such cache; build it first")
-
-
-def no_file(directory: Path) -> str:
-    """Return what is said of a directory instead of a cache."""
-    try:
-        names = sorted(name for name in os.listdir(directory) if name.endswith(".h5"))
-    except OSError:
-        names = []
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    listed = ", ".join(str(directory / name) for name in names[:MAX_NAMED])
-    there = f"; the caches in it are {listed}{more}" if names else ", and has no cache in it"
-    return f"{directory}: is a directory{there}"
 
 
 def read_contents(path: str | Path) -> Contents:
@@ -411,12 +390,12 @@ def read_version(path: str | Path) -> tuple[Contents, FileVersion]:
         try:
             place = stack.enter_context(open_place(str(path)))
         except FileNotFoundError as error:
-            raise _not_there(path) from error
+            raise missing_error(path) from error
         except DistcacheError:
             raise
         except OSError as error:
             if os.path.isdir(path):
-                raise ConfigError(no_file(Path(path))) from error
+                raise directory_error(Path(path)) from error
             raise NotReady(f"{path}: cannot be opened: {error.strerror}") from error
         size = place.version.size
         try:

@@ -19,9 +19,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.contents import ArrayView, Cache, no_file
+from distcache.cache.contents import ArrayView, Cache
 from distcache.cache.corpus_places import Moves, located_moved
 from distcache.cache.format import ARRAY_NAMES, TABLES
+from distcache.cache.other_files import directory_error
 from distcache.corpus import open_idx
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.plan.config import SPLITS
@@ -218,7 +219,7 @@ def _find(path: Path, split: str) -> tuple[Path, _Description]:
     tops = [stem for stem in known if stem not in parts]
     if not tops:
         if is_directory and any(path.glob("*.h5")):
-            raise ConfigError(no_file(path))
+            raise directory_error(path)
         raise NotReady(f"{path}: has no description of Megatron's of split {split!r}")
     if len(tops) > 1:
         names = ", ".join(stem.name for stem in tops[:5])
