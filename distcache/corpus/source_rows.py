@@ -169,9 +169,17 @@ class CorpusSources:
             raise CorpusError(f"the receipt of {self.root} contradicts itself: {error}") from error
 
     def find_documents(self, documents: NDArray[np.int64]) -> SourceRows:
-        """Return the rows that documents were made of; an empty one may be taken for the next."""
-        bounds = self._view.bounds
-        return self.find(np.minimum(bounds[documents], len(self._view.lengths) - 1))
+        """Return the rows that documents were made of; unknown for empty documents of a view."""
+        if self._receipt is not None and self._idx is self._view and self._table is None:
+            found = _Rows(len(documents))
+            with self._contradictions_as_error():
+                self._find_in(found, np.arange(len(documents)), documents, self._receipt)
+            return found.found()
+        begins, ends = self._view.bounds[documents], self._view.bounds[documents + 1]
+        rows = self.find(np.minimum(begins, len(self._view.lengths) - 1))
+        for values in (rows.files, rows.rows, rows.lines):
+            values[begins == ends] = UNKNOWN
+        return rows
 
     def _find_records(
         self,
@@ -213,7 +221,7 @@ class CorpusSources:
             if node.kind in COPIES:
                 self._find_beyond(found, places[here], own, entry)
             else:
-                self._find_rows(found, places[here], own, entry)
+                self._find_rows(found, places[here], own, entry, is_whole=_has_all(node))
 
     def _find_beyond(
         self,
@@ -255,12 +263,14 @@ class CorpusSources:
         places: NDArray[np.int64],
         documents: NDArray[np.int64],
         entry: InputReceipt,
+        *,
+        is_whole: bool,
     ) -> None:
         """Find documents of an input in the file."""
         found.set_file(places, entry.path)
+        firsts = _firsts(entry, is_whole=is_whole)
         ends = np.cumsum([piece.documents for piece in entry.pieces], dtype=np.int64)
         numbers = np.searchsorted(ends, documents, "right")
-        firsts = _firsts(entry)
         begins = [
             end - piece.documents - piece.before
             for end, piece in zip(ends, entry.pieces, strict=True)
@@ -350,7 +360,7 @@ class CorpusSources:
                     own = KeptRuns(entry.kept).find(own)
                     own = own[own >= 0]
             elif is_path(path, entry.path):
-                own = _documents_of_rows(entry, numbers)
+                own = _documents_of_rows(entry, numbers, is_whole=_has_all(node))
             if own is not None:
                 found.append(before + own[own < entry.documents])
             before += entry.documents
@@ -375,24 +385,29 @@ class CorpusSources:
         return found
 
 
-def _firsts(entry: InputReceipt) -> NDArray[np.int64]:
+def _has_all(node: Receipt | Ancestor) -> bool:
+    """Return whether a corpus is known to have all of its inputs, and no other corpus a part."""
+    return isinstance(node, Receipt) and node.corpora == 1
+
+
+def _firsts(entry: InputReceipt, *, is_whole: bool) -> NDArray[np.int64]:
     """Return the lines, or rows, of an input before each of its pieces.
 
     Raises
     ------
     CorpusError
-        If the numbers of a piece contradict one another.
+        If the numbers of a piece contradict one another. `is_whole` says that no part of the input
+        is in another corpus; else the first piece may begin, and the last one continue, there.
     """
-    # else its first piece may begin in another corpus, and its last one continue in another
-    is_whole = entry.documents + entry.empty + entry.skipped == entry.rows
     for number, piece in enumerate(entry.pieces):
-        known = piece.kept or piece.before + piece.documents in (0, piece.rows)
-        if not known and (is_whole or number < len(entry.pieces) - 1):
+        begins = not piece.before  # rows are counted where their piece begins
+        impossible = piece.documents > piece.rows if begins else piece.rows > 0
+        if impossible or (is_whole and not piece.kept and piece.documents != piece.rows):
             raise CorpusError(
                 f"{entry.path}: a receipt says that {piece.rows} rows became "
                 f"{piece.before + piece.documents} documents, and not which: it is damaged"
             )
-        if is_whole and (piece.before or (number == 0 and piece.first)):
+        if is_whole and (not begins or (number == 0 and piece.first)):
             raise CorpusError(
                 f"{entry.path}: a receipt says that it has all of it, and that a part of it is in "
                 "another corpus: it is damaged"
@@ -411,11 +426,13 @@ def is_path(word: str, path: str) -> bool:
     return path == word or path.endswith(f"/{word}")
 
 
-def _documents_of_rows(entry: InputReceipt, numbers: NDArray[np.int64] | None) -> NDArray[np.int64]:
+def _documents_of_rows(
+    entry: InputReceipt, numbers: NDArray[np.int64] | None, *, is_whole: bool
+) -> NDArray[np.int64]:
     """Return the documents of an input that rows of it became."""
     if numbers is None:
         return np.arange(entry.documents, dtype=np.int64)
-    firsts = _firsts(entry)
+    firsts = _firsts(entry, is_whole=is_whole)
     numbers = numbers - entry.lines
     begins = np.cumsum([0, *(piece.documents for piece in entry.pieces)])
     found = [np.empty(0, np.int64)]

@@ -6,10 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
 import xxhash
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import ITEM_TYPES
+from distcache.corpus.kept_runs import encode_numbers
 from distcache.corpus.receipt import (
     EngineReceipt,
     InputReceipt,
@@ -65,7 +67,7 @@ class _Share:
                 size.tokens,
                 before.documents,
                 first,
-                facts.kept,
+                _kept_of(facts),
             )
         )
 
@@ -88,6 +90,14 @@ class _Share:
             lines=FORMATS[self.entry.format].cut == "lines"
             and not (documents_are_files and self.entry.format == "txt"),
         )
+
+
+def _kept_of(facts: PieceFacts) -> bytes:
+    """Return which places became documents; also if those that did not are the last ones."""
+    dropped = facts.rows - facts.documents
+    if facts.kept or dropped <= 0:
+        return facts.kept
+    return encode_numbers(np.array([facts.documents, dropped]))
 
 
 def make_receipts(

@@ -363,7 +363,8 @@ def test_receipts_that_contradict_themselves(tokenizers: Path, tmp_path: Path) -
     for pieces, said in [
         ((unlisted,), "documents, and not which: it is damaged"),
         ((unlisted, piece), "documents, and not which: it is damaged"),
-        ((msgspec.structs.replace(piece, before=1),), "a part of it is in another corpus"),
+        ((msgspec.structs.replace(piece, before=1),), "documents, and not which: it is damaged"),
+        ((msgspec.structs.replace(piece, rows=1),), "documents, and not which: it is damaged"),
         ((msgspec.structs.replace(piece, first=1),), "a part of it is in another corpus"),
     ]:
         odd = msgspec.structs.replace(entry, pieces=pieces)
@@ -375,6 +376,44 @@ def test_receipts_that_contradict_themselves(tokenizers: Path, tmp_path: Path) -
     Path(receipt_path(prefix)).write_text(text.replace('"documents": ', '"documents": -'))
     with pytest.raises(CorpusError, match="is not a receipt"):
         CorpusSources(prefix, idx)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("shard_size", [None, 256, 1000])
+@pytest.mark.parametrize("end", [[], [[]], [[], []]], ids=["clean", "one empty", "two empty"])
+@pytest.mark.parametrize("empty", ["drop", "keep"])
+def test_every_healthy_receipt_names_the_rows(
+    kind: str,
+    shard_size: int | None,
+    end: list[list[int]],
+    empty: str,
+    limit: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    """Also if the last rows became none, or a corpus ends where a piece does, or within one."""
+    limit("distcache.ingest.pieces", MIN_PIECE_BYTES=300)
+    rows = [[number, *[7] * 15] for number in range(1, 81)] + end
+    path = tmp_path / f"a.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(f"{json.dumps({'input_ids': row})}\n" for row in rows))
+    else:
+        column = pa.array(rows, pa.list_(pa.int32()))
+        pq.write_table(pa.table({"input_ids": column}), path, row_group_size=16)
+    made = here.ingest_tokens(
+        [path], tmp_path / "out", token_type="i32", shard_size=shard_size, empty=empty
+    )
+    expected = [number for number, row in enumerate(rows) if row or empty == "keep"]
+    assert (len(made.corpora) > 1) == (shard_size is not None)
+    found: list[int] = []
+    for corpus in made.corpora:
+        idx = open_idx(corpus.prefix)
+        sources = CorpusSources(corpus.prefix, idx)
+        rows_of = sources.find_documents(np.arange(len(idx.bounds) - 1))
+        found += (rows_of.lines - 1 if kind == "jsonl" else rows_of.rows).tolist()
+        back = sources.documents_from(path.name, np.arange(1 if kind == "jsonl" else 0, 100))
+        assert back is not None
+        assert back.documents.tolist() == list(range(len(idx.bounds) - 1))
+    assert found == expected
 
 
 def test_clean_data_takes_no_room(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
