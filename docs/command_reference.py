@@ -66,6 +66,7 @@ def _row_of(parameter: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     if isinstance(parameter, TyperArgument):
         names = f"`{parameter.make_metavar(typer.Context(TyperCommand('x')))}`"
+    names = names.replace("|", "\\|")
     choices = getattr(parameter.type, "choices", None)
     values = " " + " ".join(f"`{choice}`" for choice in choices) if choices else ""
     default = "required" if parameter.required else _shown(parameter.default)

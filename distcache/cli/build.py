@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -461,6 +463,7 @@ def configuration_schema() -> dict[str, Any]:
         "properties": {name: {"description": "an option of data"} for name in spellings},
         "anyOf": [{"required": [name]} for name in spellings],
     }
+    _keep_reachable(kinds)
     return {
         "$schema": DIALECT,
         "$comment": f"distcache {__version__}",
@@ -469,3 +472,14 @@ def configuration_schema() -> dict[str, Any]:
         "else": {"$ref": "#/$defs/Megatron"},
         "$defs": kinds,
     }
+
+
+def _keep_reachable(kinds: dict[str, Any]) -> None:
+    """Remove the definitions to which neither form of a configuration leads."""
+    found, new = set(), {"Config", "Megatron"}
+    while new:
+        found |= new
+        text = json.dumps([kinds[name] for name in new])
+        new = set(re.findall(r'"#/\$defs/(\w+)"', text)) - found
+    for name in kinds.keys() - found:
+        del kinds[name]

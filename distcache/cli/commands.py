@@ -15,6 +15,7 @@ from typing import (
     Annotated,
     Any,
     Final,
+    Literal,
     NamedTuple,
     Union,
     get_args,
@@ -263,13 +264,13 @@ class PassThrough(TyperCommand):
         self._own = {option.name: option.opts[0] for option in own}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options, and put distcache's own before the words that are passed on."""
+        """Read the options, and put distcache's own behind the words that are passed on."""
         rest = super().parse_args(ctx, args)
         words: list[str] = []
         for key, name in self._own.items():
             value = ctx.params.pop(key, None)
             words += [name] if value is True else [name, value] if value else []
-        ctx.args = [*words, *ctx.args]
+        ctx.args = [*ctx.args, *words]
         return rest
 
 
@@ -279,14 +280,15 @@ def _own_options() -> list[Any]:
 
     parameters = []
     for action in own_options():
-        is_flag = action.nargs == 0
-        values = "|".join(action.choices) if action.choices else action.metavar
+        plain = action.nargs != 0 and not action.choices
         declared = typer.Option(
             action.option_strings[0],
             help=f"{str(action.help).rstrip('.')} (with a training command).",
-            metavar=None if is_flag else str(values),
+            metavar=str(action.metavar) if plain else None,
         )
-        kind: Any = bool if is_flag else str
+        kind: Any = bool if action.nargs == 0 else str
+        if action.choices:
+            kind = Literal[tuple(action.choices)]
         parameters.append(
             inspect.Parameter(
                 action.dest,

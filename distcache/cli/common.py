@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from distcache.storage.interruption import end_by_itself, interrupt_at
 from distcache.storage.url import path_only
 
 # A shell pattern matches several files of each corpus.
+PLAIN: Final = re.compile(r"[\w@%+=:,.-]+")
 ENDS: Final = (".idx", ".bin", ".shards", ".receipt.json")
 
 
@@ -31,7 +33,10 @@ def _corpus_path(word: str) -> str:
 
 
 def complete_corpora(incomplete: str) -> list[str]:
-    """Complete the path of a corpus, for a shell, which knows paths of files only."""
+    """Complete the path of a corpus, for a shell, which knows paths of files only.
+
+    A shell takes what is offered as it is, so names that it would have to quote are left to it.
+    """
     here, begin = os.path.split(incomplete)
     try:
         entries = sorted(os.scandir(here or "."), key=lambda entry: entry.name)
@@ -40,13 +45,15 @@ def complete_corpora(incomplete: str) -> list[str]:
     found = []
     for entry in entries:
         hidden = entry.name.startswith(".") and not begin.startswith(".")
-        if entry.name.startswith(begin) and not hidden:
-            if entry.is_dir():
-                found.append(os.path.join(here, entry.name, ""))
-            elif entry.name.endswith(".idx"):
-                found.append(os.path.join(here, entry.name.removesuffix(".idx")))
-    only_directory = len(found) == 1 and found[0].endswith("/")
-    return (complete_corpora(found[0]) if only_directory else []) or found
+        if hidden or not entry.name.startswith(begin) or not PLAIN.fullmatch(entry.name):
+            continue
+        if os.path.isdir(entry.path):  # which a loop of links is not
+            found.append(os.path.join(here, entry.name, ""))
+        elif entry.name.endswith(".idx"):
+            found.append(os.path.join(here, entry.name.removesuffix(".idx")))
+    if len(found) == 1 and found[0].endswith("/"):
+        return [] if os.path.islink(found[0][:-1]) else complete_corpora(found[0])
+    return found
 
 
 CorpusArgument = Annotated[

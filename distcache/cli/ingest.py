@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +29,7 @@ from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.connect import connect
 from distcache.ranks.job_environment import share_of_cores, threads_of, usable_cores
 from distcache.storage.files import atomic_write
+from distcache.storage.space import return_large_memory
 from distcache.storage.units import counted
 from distcache.storage.url import path_only
 
@@ -45,8 +44,7 @@ ingest_app = typer.Typer(
     rich_markup_mode=None,
 )
 MAX_THREADS: Final = 64
-M_MMAP_THRESHOLD: Final = -3  # of malloc.h
-LARGE_BYTES: Final = 8 << 20  # bytes
+LARGE_BYTES: Final = 8 << 20  # of a text, with its tokens
 
 BLEND: Final = "blend.json"
 SEQUENCE_LENGTH: Final = 4096
@@ -85,7 +83,7 @@ def text_command(
     """
     if tokenizer.eod is not None:
         options = msgspec.structs.replace(options, append_eod=True)
-    _return_large_buffers()
+    return_large_memory(LARGE_BYTES)
     _run(inputs, out, options, tokenizer, threads, log_format, as_json, work)
 
 
@@ -156,15 +154,6 @@ def _run(
         objects.remove()
     made = [corpus.prefix for corpus in outcome.corpora]
     print_result(communicator.rank, outcome, made, as_json=as_json)
-
-
-def _return_large_buffers() -> None:
-    """Fix the size from which freed memory returns to the system at once (mallopt(3)).
-
-    Otherwise it grows with the largest text, and each thread's heap keeps what that has taken.
-    """
-    with contextlib.suppress(AttributeError):  # glibc has it
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 @with_options

@@ -127,6 +127,8 @@ def _total(split: Trace, samples: int | None) -> int:
             raise ConfigError(
                 f"{split.cache.prefixes[source]}: consists of rows; a report is of tokens"
             )
+    if not split.size:
+        raise ConfigError("the split has no samples, of which a report could be")
     if samples is not None and not 0 < samples <= split.size:
         raise ConfigError(f"{samples} samples: the split has {split.size}")
     return samples or split.size

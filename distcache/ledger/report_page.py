@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import io
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from distcache.extras import needing
-from distcache.ledger.report_document import LENGTHS, VISITS, CorpusReport, Report
+from distcache.ledger.report_document import LENGTHS, VISITS, CorpusReport, RepeatsReport, Report
 from distcache.storage.units import counted
 
 MAX_LINES: Final = 20  # corpora that a figure tells apart; the others are one
@@ -53,7 +54,10 @@ DRAWN: Final[dict[Any, Any]] = {
     "axes.grid.axis": "y", "axes.axisbelow": True, "legend.frameon": False,
     "axes.spines.top": False, "axes.xmargin": 0.01, "lines.linewidth": 1.2,
 }  # fmt: skip
-SIZE: Final = (7.2, 3.2)  # inches, of which a browser makes the width of the page
+SIZE: Final = (7.2, 3.0)  # inches, of which a browser makes the width of the page
+LEGEND_LETTERS: Final = 100  # in a row of a legend
+LEGEND_ROW: Final = 0.19  # inches
+MAX_NAME: Final = 28  # letters of a name in a figure; the table has it whole
 
 
 class Figure(NamedTuple):
@@ -101,17 +105,21 @@ def _svg(figure: Figure, number: int) -> str:
     with needing("a page"):
         import matplotlib as mpl  # noqa: PLC0415  of an extra
         from matplotlib.figure import Figure as Canvas  # noqa: PLC0415
-    with mpl.rc_context({**DRAWN, "svg.hashsalt": "distcache"}):
-        canvas = Canvas(figsize=SIZE)
+    text = io.StringIO()
+    with mpl.rc_context({**DRAWN, "svg.hashsalt": "distcache"}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # letters that the font lacks: the reader's font has them
+        canvas = Canvas(layout="constrained")
         axes = canvas.subplots()
         figure.draw(axes)
         lines = [line for part in canvas.axes for line in part.get_legend_handles_labels()[0]]
-        if len(lines) > 1:
-            labels = [str(line.get_label()) for line in lines]
-            axes.legend(lines, labels, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=5)
-        text = io.StringIO()
+        labels = [str(line.get_label()) for line in lines]
+        columns = min(max(LEGEND_LETTERS // (max(map(len, labels), default=0) + 6), 1), 5)
+        rows = -(-len(lines) // columns) if len(lines) > 1 else 0
+        if rows:
+            canvas.legend(lines, labels, loc="outside lower center", ncols=columns)
+        canvas.set_size_inches(SIZE[0], SIZE[1] + LEGEND_ROW * rows)
         kept = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        canvas.savefig(text, format="svg", transparent=True, bbox_inches="tight", metadata=kept)
+        canvas.savefig(text, format="svg", transparent=True, metadata=kept)
     drawn = text.getvalue()
     drawn = drawn[drawn.index("<svg") :]
     for mark in ('id="', "url(#", 'href="#'):
@@ -216,15 +224,21 @@ def _figures(report: Report, names: Sequence[str]) -> Iterator[Figure]:
     largest = sorted(range(len(names)), key=lambda n: -report.corpora[n].share)[:MAX_LINES]
     chosen = sorted(largest)
     colour = {number: PALETTE[place % len(PALETTE)] for place, number in enumerate(chosen)}
-    labels = [f"\u200b{name}" for name in names]  # matplotlib leaves out names that begin with _
+    labels = list(map(_label, names))
     corpora = [(labels[number], report.corpora[number], colour[number]) for number in chosen]
     yield _shares(report, labels, chosen, colour)
     yield _exposure(corpora)
     yield _visits(corpora)
     yield _windows(report)
     if report.repeats:
-        yield _repeats(report, labels, colour)
+        yield _repeats([one for one in report.repeats if one.corpus in colour], labels, colour)
     yield _lengths(corpora)
+
+
+def _label(name: str) -> str:
+    """Return a name for a figure; matplotlib would leave out one that begins with a low line."""
+    half = MAX_NAME // 2
+    return f"\u200b{name if len(name) <= MAX_NAME else f'{name[:half]}…{name[-half:]}'}"
 
 
 def _as_percent(axis: Any, decimals: int | None = None) -> None:
@@ -234,6 +248,9 @@ def _as_percent(axis: Any, decimals: int | None = None) -> None:
 
 
 def _as_counts(axis: Any) -> None:
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415  of an extra
+
+    axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(lambda number, _: _count(number))
 
 
@@ -271,11 +288,14 @@ def _exposure(corpora: Sequence[tuple[str, CorpusReport, str]]) -> Figure:
     places = range(len(corpora))
 
     def draw(axes: Any) -> None:
+        beside = 0.0
         if any(one.weight is not None for _, one, _ in corpora):
+            beside = 0.2
             weights = [one.weight or 0 for _, one, _ in corpora]
             axes.bar([place - 0.2 for place in places], weights, 0.4, label="weight", color=OTHERS)
         shares = [one.share for _, one, _ in corpora]
-        axes.bar([place + 0.2 for place in places], shares, 0.4, label="share", color=PALETTE[0])
+        own = [place + beside for place in places]
+        axes.bar(own, shares, 0.4, label="share", color=PALETTE[0])
         turned = {"rotation": 30, "ha": "right"} if len(corpora) > FEW else {}
         axes.set_xticks(places, [name for name, _, _ in corpora], **turned)
         axes.set(ylabel="share of the samples")
@@ -285,8 +305,10 @@ def _exposure(corpora: Sequence[tuple[str, CorpusReport, str]]) -> Figure:
         right.plot(places, passes, "D", label="passes", color=PALETTE[3])
         right.grid(visible=False)
         right.set(ylabel="passes")
-        if max(passes) > FAR * max(min(passes), 1e-9):
+        if 0 < FAR * min(passes) < max(passes):
             right.set_yscale("log")
+            right.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+            right.yaxis.set_minor_formatter(lambda _number, _place: "")
         else:
             right.set_ylim(0, 1.1 * max(passes) or 1)
 
@@ -299,7 +321,7 @@ def _exposure(corpora: Sequence[tuple[str, CorpusReport, str]]) -> Figure:
 
 
 def _visits(corpora: Sequence[tuple[str, CorpusReport, str]]) -> Figure:
-    classes = ["never", "in part", *map(str, range(1, VISITS - 2)), f"{VISITS - 2} or more"]
+    classes = ["never", "part", *map(str, range(1, VISITS - 2)), f"{VISITS - 2}+"]
     last = max(n for _, one, _ in corpora for n, count in enumerate(one.visits) if count)
 
     def draw(axes: Any) -> None:
@@ -322,17 +344,21 @@ def _visits(corpora: Sequence[tuple[str, CorpusReport, str]]) -> Figure:
 
 def _windows(report: Report) -> Figure:
     windows = report.windows
-    begins = [number * windows.samples for number in range(windows.count)]
+    begins = [*(number * windows.samples for number in range(windows.count)), report.samples]
+
+    def line(axes: Any, values: Sequence[float], style: str, label: str, colour: str) -> None:
+        """Draw the windows as steps; the last one has an end."""
+        steps = {"drawstyle": "steps-post", "label": label, "color": colour}
+        axes.plot(begins, [*values, values[-1]], style, **steps)
 
     def draw(axes: Any) -> None:
-        axes.plot(begins, windows.documents, label="documents", color=PALETTE[0])
+        line(axes, windows.documents, "-", "documents", PALETTE[0])
         axes.set(xlabel="sample", ylabel="documents of a sample")
         axes.set_ylim(bottom=0)
         _as_counts(axes.xaxis)
         right = axes.twinx()
-        right.plot(begins, windows.squares, label="attention", color=PALETTE[3])
-        most = "most of a sample"
-        right.plot(begins, windows.most_squares, ":", label=most, color=PALETTE[3])
+        line(right, windows.squares, "-", "attention", PALETTE[3])
+        line(right, windows.most_squares, ":", "most of a sample", PALETTE[3])
         right.grid(visible=False)
         right.set(ylabel="attention", ylim=(0, 1.05))
 
@@ -344,13 +370,15 @@ def _windows(report: Report) -> Figure:
     )
 
 
-def _repeats(report: Report, names: Sequence[str], colour: dict[int, str]) -> Figure:
+def _repeats(
+    repeats: Sequence[RepeatsReport], names: Sequence[str], colour: dict[int, str]
+) -> Figure:
     def draw(axes: Any) -> None:
-        for one in report.repeats or ():
+        for one in repeats:
             places = [(place + 0.5) / 10 for place in range(len(one.histogram))]
             shares = [count / max(one.repeats, 1) for count in one.histogram]
-            shade = colour.get(one.corpus, OTHERS)
-            axes.step(places, shares, where="mid", label=names[one.corpus], color=shade)
+            name, shade = names[one.corpus], colour[one.corpus]
+            axes.step(places, shares, where="mid", label=name, color=shade)
         axes.set(xlabel="passes between two visits", ylabel="repeats")
         _as_percent(axes.yaxis)
 

@@ -323,7 +323,7 @@ def _make_manifest(
             if bare is not None:
                 raise ConfigError(
                     f"{bare.shared}: consists of MDS shards, and Megatron needs a .bin; "
-                    "give --bin copy"
+                    "give --bin copy, or make a corpus of it by `distcache materialize`"
                 )
         return manifest
 

@@ -165,9 +165,10 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         TokensChoice,
         Option(
             "Place of the tokens that training reads. link: the shared .bin files and MDS shards; "
-            "compressed shards are unpacked on the node. ahead: read and unpacked ahead of "
-            "training by the node's fetcher, within a budget. copy: verified copies. none: no "
-            "links, and nothing is unpacked. A later run keeps what an earlier one has made.",
+            "compressed shards are unpacked on the node. ahead: the node's fetcher reads .bin "
+            "files and unpacks shards ahead of training, within a budget. copy: verified copies. "
+            "none: no links, and nothing is unpacked. A later run keeps what an earlier one has "
+            "made.",
             "--bin",
         ),
     ] = "link"
@@ -218,13 +219,15 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         """
         if before is None:
             return self.request
+        wanted = self.request.joined(before.request)
         unpacked = any(corpus.bin_size and not corpus.copied for corpus in before.corpora)
-        if unpacked and self.tokens == AHEAD:
+        if unpacked and wanted.tokens == AHEAD:
             raise ConfigError(
-                f"{before.source}: its shards are unpacked on this node already, so that "
-                "nothing is left to unpack ahead; remove the copy first (`distcache local gc`)"
+                f"{before.source}: its shards are unpacked on this node already, so nothing is "
+                "left to unpack ahead; first remove the copies that no job uses "
+                "(`distcache local gc --budget 0`)"
             )
-        return self.request.joined(before.request)
+        return wanted
 
     def are_fulfilled_by(self, record: Ready | None) -> bool:
         """Return whether a copy has all that is asked for, so that nothing is left to do."""

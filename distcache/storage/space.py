@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from distcache.errors import NoSpace
 
 UNKNOWN: Final = 1 << 62  # free bytes of a filesystem that does not report them
 MEMORY_BACKED: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+M_MMAP_THRESHOLD: Final = -3  # of malloc.h
 
 
 class Space(msgspec.Struct, frozen=True):
@@ -128,3 +130,15 @@ def reserve(descriptor: int, size: int, path: Path) -> None:
                 f"{path}: cannot be given {size} bytes: {os.strerror(error.errno or 0)}"
             ) from error
     os.ftruncate(descriptor, size)
+
+
+def return_large_memory(size: int) -> None:
+    """Return freed memory of at least so many bytes to the system at once (mallopt(3)).
+
+    Otherwise glibc raises that size with the largest memory that was freed, up to 32 MiB, and the
+    heap of each thread keeps what it has taken. Other C libraries are left alone.
+    """
+    import ctypes  # noqa: PLC0415  takes 10 ms, and few need it
+
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, size)

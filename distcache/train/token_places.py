@@ -72,8 +72,8 @@ def find_tokens(
     if len(packed) and not unpacked_ahead:
         raise NotReady(
             f"{cache.shard_path(shards[packed[0]])}: is compressed, and training decompresses "
-            "nothing; run `distcache localize` on this node, or build from a copy that "
-            "`distcache materialize` makes of the corpus"
+            "nothing; run `distcache localize` on this node without --bin none, or build from a "
+            "copy that `distcache materialize` makes of the corpus"
         )
     fetched = _unpacked_shards(cache, shards) if len(packed) else _nothing
     return TokenPlaces(_ShardFiles(cache, shards), shards["base"].astype(np.int64), fetched)

@@ -67,6 +67,15 @@ def test_megatrons_options_on_the_command_line(corpora: dict[str, str], shared: 
     assert open_cache(done.stdout.strip()).identity["samples"]["train"] == 100
 
 
+def test_own_options_beside_options_without_a_script(corpora: dict[str, str]) -> None:
+    """They may stand before and behind those of Megatron."""
+    data = ["--data-path", corpora["plain"], "--split", "1", "--seq-length", "20"]
+    data += ["--train-samples", "50", "--global-batch-size", "2", "--eval-interval", "9"]
+    for words in (["--megatron", "0.18", *data], [*data, "--megatron", "0.18"]):
+        done = start(["plan", *words])
+        assert done.returncode == 0, done.stderr
+
+
 def test_a_whole_training_command(corpora: dict[str, str], shared: Path, tmp_path: Path) -> None:
     """It builds the cache of its options; an export of it is checked against the command."""
     command = (
@@ -583,6 +592,13 @@ def test_completion_of_corpora_and_options(tmp_path: Path) -> None:
     assert completed(f"distcache merge {data}/web {data}/w") == [f"{data}/web"]
     assert completed(f"distcache show {data}/m") == [f"{data}/more/deep"]
     assert completed(f"distcache check {tmp_path}/none/") == []
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    for name in ("a b", "c;d", "$e"):  # which a shell would have to quote
+        (odd / f"{name}.idx").touch()
+    (odd / "loop").symlink_to("loop")
+    (odd / "self").symlink_to(".")
+    assert completed(f"distcache check {odd}/") == []
     assert completed("distcache bu") == ["build"]
     assert {"--megatron", "--arithmetic", "--ranks"} <= set(completed("distcache plan --"))
 

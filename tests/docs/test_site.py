@@ -147,6 +147,7 @@ def test_the_reference_has_every_command(site: Path) -> None:
     for name in ("distcache build", "distcache ingest text", "distcache local ls"):
         assert f">{name}<a" in page
     assert "CONFIG | @FILE | -- COMMAND" in page
+    assert "<td><p>Configuration file; or the training command" in page  # in its own cell
     assert "former" not in page
 
 

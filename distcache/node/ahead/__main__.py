@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -12,10 +11,9 @@ from typing import Final
 
 from distcache.node.ahead.server import serve
 from distcache.storage.files import raise_descriptor_limit
+from distcache.storage.space import return_large_memory
 
 MAX_CORES: Final = 8192  # of a machine, as Linux numbers them
-M_MMAP_THRESHOLD: Final = -3  # of mallopt(3): larger memory goes back as it is freed
-LARGE: Final = 1 << 20
 
 
 def _use_the_node() -> None:
@@ -30,8 +28,7 @@ def main() -> None:
     """Serve; a Ctrl-C on the terminal of training is for training, which then ends this, too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _use_the_node()
-    with contextlib.suppress(AttributeError):  # glibc alone has it, and keeps answers without it
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
+    return_large_memory(1 << 20)  # of an answer
     raise_descriptor_limit()
     serve(Path(sys.argv[1]))
     sys.stdout.flush()
