@@ -99,7 +99,7 @@ def test_files_that_change_tokens(files: dict[str, Any], tokenizers: Path, tmp_p
         ({"tokenizer_config.json": PLAIN | {"split_special_tokens": True}}, "split_special_tokens"),
         (
             {"tokenizer_config.json": PLAIN | {"auto_map": {"AutoTokenizer": ["a.B", None]}}},
-            "auto_map names code",
+            "auto_map names its own code",
         ),
         ({"tokenizer_config.json": [1]}, "is not an object"),
         ({"config.json": {"model_type": "roberta"}, "vocab.json": [1]}, "cannot load it"),
