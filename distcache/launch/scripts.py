@@ -66,7 +66,7 @@ def build_script(
         "",
         MARK,
         "# These signals are for the ranks; this script acts on their exit code. SIGTERM ends it.",
-        "trap : USR1 USR2",
+        "trap signalled=1 USR1 USR2",
         f'echo "{START} $HOSTNAME" >&2',
         *filter(None, [scheduler.enter]),
         *setup,
@@ -95,6 +95,8 @@ def _end(scheduler: Scheduler, shape: Shape, cache: Path) -> list[str]:
     nothing = f"distcache: {cache}: is not there, though all ranks have succeeded"
     lines = [
         "code=$?",
+        "# A launcher may have killed a rank that was interrupted, too, and say that instead.",
+        f'[ "$code" -gt {code} ] && [ -n "${{signalled-}}" ] && code={code}',
         f'if [ "$code" -eq 0 ] && [ ! -e {shlex.quote(str(cache))} ]; then',
         f"    echo {shlex.quote(nothing)} >&2",
         f"    code={NotReady.exit_code}",

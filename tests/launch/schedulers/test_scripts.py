@@ -423,6 +423,7 @@ def run_script(text: str, directory: Path, **variables: str) -> subprocess.Popen
     )
 
 
+@pytest.mark.parametrize("code", [8, 9, 137], ids=["8", "9 of mpiexec", "137 of mpiexec"])
 @pytest.mark.parametrize(
     ("name", "expected", "again"),
     [
@@ -434,12 +435,15 @@ def run_script(text: str, directory: Path, **variables: str) -> subprocess.Popen
     ],
 )
 def test_an_interrupted_build(
-    name: SchedulerName, expected: int, again: str, tmp_path: Path
+    name: SchedulerName, expected: int, again: str, code: int, tmp_path: Path
 ) -> None:
-    """A signal to all processes leaves the script alive, which acts on code 8 of the ranks."""
+    """A signal to all processes leaves the script alive, which acts on code 8 of the ranks.
+
+    A launcher that kills a rank which ends later than another returns another code.
+    """
     rank = tmp_path / "rank"
     rank.write_text(
-        "#!/bin/bash\ntrap 'kill $!; exit 8' USR1\n"
+        f"#!/bin/bash\ntrap 'kill $!; exit {code}' USR1\n"
         f"echo $$ >{tmp_path}/part; mv {tmp_path}/part {tmp_path}/pid\nsleep 60 & wait\n"
     )
     rank.chmod(0o755)
@@ -465,6 +469,22 @@ def test_an_interrupted_build(
     assert not (tmp_path / "c-restarts-7").exists()  # the next job of this script begins again
     if again:
         assert (tmp_path / "again").read_text().split("\n") == [again] * 3 + [""]
+
+
+@pytest.mark.parametrize(("code", "signalled"), [(3, True), (9, False)])
+def test_an_error_is_no_interruption(code: int, signalled: bool, tmp_path: Path) -> None:
+    """Neither an error of distcache beside a signal, nor a rank that somebody killed."""
+    rank = tmp_path / "rank"
+    signal_it = "kill -USR1 $PPID; " if signalled else ""
+    rank.write_text(f"#!/bin/bash\n{signal_it}exit {code}\n")
+    rank.chmod(0o755)
+    one = SHAPE._replace(nodes=1, tasks=1, cpus=1, logs=tmp_path)
+    text = build_script(SCHEDULERS["sge"], one, [], tmp_path / "c.h5")
+    text = text.replace(f"{sys.executable} -P -m distcache", str(rank))
+    job = run_script(text, tmp_path, **dict.fromkeys(NUMBERS, "7"))
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == code
+    assert "interrupted" not in errors
 
 
 def test_success_without_a_cache(tmp_path: Path) -> None:

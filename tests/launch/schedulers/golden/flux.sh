@@ -11,10 +11,12 @@
 
 # written by distcache submit
 # These signals are for the ranks; this script acts on their exit code. SIGTERM ends it.
-trap : USR1 USR2
+trap signalled=1 USR1 USR2
 echo "==== started on $HOSTNAME" >&2
 flux run --signal=SIGUSR1@90s --nodes=2 --ntasks=8 --cores-per-task=2 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
 code=$?
+# A launcher may have killed a rank that was interrupted, too, and say that instead.
+[ "$code" -gt 8 ] && [ -n "${signalled-}" ] && code=8
 if [ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ]; then
     echo 'distcache: /shared/caches/c.h5: is not there, though all ranks have succeeded' >&2
     code=5
