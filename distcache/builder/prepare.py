@@ -60,12 +60,12 @@ def cache_path(directory: str | Path, name: str | None, plan: Plan) -> Path:
 def examined(communicator: Communicator, config: Config, threads: int) -> dict[str, CorpusFacts]:
     """Return the facts of the corpora of a configuration, by prefix. Collective.
 
-    Of those that may lack files, as the cache that is continued describes them.
+    The facts of corpora that may lack files are those of the cache that is continued.
 
     Raises
     ------
     CorpusError, NotReady
-        As `require_sound`.
+        If a corpus is not sound, or missing.
     """
     gone = config.continued.gone if config.continued is not None else {}
     prefixes = config.prefixes()

@@ -266,9 +266,9 @@ class Contents:
 
 
 def facts_of(contents: Contents, source: int, prefix: str) -> CorpusFacts:
-    """Return the facts of a corpus that a cache was built from, and that has a prefix now.
+    """Return the facts of a corpus that a cache was built from, for its present prefix.
 
-    Of shards it has none.
+    The facts of a table of shards are left out.
     """
     row = contents.table("sources")[source]
     return CorpusFacts(
@@ -288,7 +288,7 @@ def facts_of(contents: Contents, source: int, prefix: str) -> CorpusFacts:
 def sources_drawn_no_more(contents: Contents) -> frozenset[int]:
     """Return the corpora of which no sample is read any more.
 
-    Of a cache that continues another: those that only the samples before are drawn from.
+    A cache that continues another has such corpora: only the samples before it are theirs.
     """
     members, before = contents.table("members"), contents.identity.get("continue")
     if before is None:

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import os
 import re
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import (
@@ -17,7 +16,6 @@ from typing import (
     Final,
     Literal,
     NamedTuple,
-    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -28,6 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 from distcache.cli.common import interrupt_on_signals
+from distcache.cli.options import UNIONS, declared_with
 from distcache.cli.words import require_given_once, require_no_misspelt, with_empty_value
 
 
@@ -301,10 +300,8 @@ def _own_options() -> list[Any]:
     def with_them(**given: Any) -> None:
         del given
 
-    with_them.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_them.__annotations__ = {entry.name: entry.annotation for entry in parameters}
     app = typer.Typer(add_completion=False)
-    app.command()(with_them)
+    app.command()(declared_with(with_them, parameters))
     made: Any = typer.main.get_command(app)
     return [option for option in made.params if option.name != "help"]
 
@@ -368,7 +365,7 @@ def _kinds_of(hint: Any) -> set[Any]:
     """Return the types that a hint is made of, without what is said of them."""
     if get_origin(hint) is Annotated:
         return _kinds_of(get_args(hint)[0])
-    if get_origin(hint) in (Union, types.UnionType, list, tuple):
+    if get_origin(hint) in (*UNIONS, list, tuple):
         return {kind for member in get_args(hint) for kind in _kinds_of(member)}
     return {hint}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import (
     Annotated,
@@ -67,6 +67,13 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         command(**made, **given)
 
     del run.__wrapped__  # typer would follow it to the original signature
+    return declared_with(run, parameters)
+
+
+def declared_with(
+    run: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Give a function that takes any keywords the parameters that typer makes options of."""
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {entry.name: entry.annotation for entry in parameters}
     return run

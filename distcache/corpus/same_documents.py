@@ -54,9 +54,9 @@ class SameDocuments(NamedTuple):
 def same_documents(parts: Sequence[Part], most: int | None = MAX_PAIRS) -> Iterator[SameDocuments]:
     """Yield the pairs of parts that have documents in common.
 
-    What cannot be known is not yielded: of objects in a bucket, of which there is no index here,
-    only parts that are whole corpora with equal indices; of copies only what their receipts say,
-    and files that are equal.
+    Unknown pairs are left out. The indices of objects in a bucket are not here, so only whole
+    corpora with equal indices are found; copies are found by their receipts, and if their files
+    are equal.
 
     Parameters
     ----------

@@ -82,7 +82,7 @@ def options_given(words: Sequence[str]) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        As `run_of_command`.
+        If the words are not a training command, or an option has a wrong value.
     """
     names = named_options(words)
     more = [] if "seq_length" in names else ["--seq-length", "1"]

@@ -64,7 +64,8 @@ def _compared(parts: Sequence[Part]) -> list[SameDocuments]:
 def _are_drawn(plan: Plan, one: Member, other: Member) -> bool:
     """Return whether one of two corpora does not have what was left of the other in later phases.
 
-    What `distcache rest` leaves was not drawn, as long as the whole corpus is drawn no more.
+    The views of `distcache rest` share no drawn document with the whole corpus, as long as no
+    later phase draws the whole corpus.
     """
     phases = plan.blends[one.blend or 0].phases
     receipts = [find_receipt(plan.sources[member.source].prefix) for member in (one, other)]

@@ -139,7 +139,7 @@ def read_text(path: str | Path, most: int = MAX_TEXT_BYTES) -> str:
     Raises
     ------
     OSError
-        As `read_file`, or if it has more than `most` bytes.
+        If the file cannot be read, or has more than `most` bytes.
     UnicodeDecodeError
         If it is not UTF-8.
     """
