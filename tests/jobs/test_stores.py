@@ -67,18 +67,22 @@ def test_a_disk_that_somebody_else_fills(
     cache = here.build(blend_config, shared, "c").path
     root = ext4_disk / "store"
     words = ["localize", cache, "--store", root, "--megatron", "--json"]
+    struck = ext4_disk.parent / "struck"
+    strike = f"strike=pause:fsync:1:{root}/caches struck={struck}"
     job = subprocess.Popen(
         [DISTCACHE, *map(str, words)],
-        env=clean_environment(odd(library, f"strike=pause:fsync:1:{root}/caches")),
+        env=clean_environment(odd(library, strike)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until(lambda: bool(list(root.glob("caches/.*.part"))), "a copy that has begun", 60)
+    wait_until(struck.exists, "a cache that has been copied", 60)
+    assert list(root.glob("caches/.*.part"))
     fill(ext4_disk, 1 << 20)
     with contextlib.suppress(OSError), open(ext4_disk / "filler", "ab", buffering=0) as stream:
         while True:  # the last megabyte, within blocks, too
             stream.write(bytes(512))
+    struck.unlink()
     errors = job.communicate(timeout=LIMIT)[1]
     assert job.returncode == 6, errors
     assert "No space left on device" in errors

@@ -8,9 +8,10 @@
 //
 // "strike=ACTION:CALL:N:PART": before this process's N-th CALL on a path that has PART. CALL is
 // read, write, fsync, link, rename, unlink, mkdir, map or reserve (of space). ACTION is kill, term, usr1, usr2, twice
-// (two signals), hang, pause (five seconds), cut (the file to a page, or "cut=PATH"), full or
-// broken (this call and all later ones find no space, or fail with EIO), ENOSPC or EIO (this call
-// fails). "rank=R": only in that rank of MPI. "struck=PATH": a file that says that it has struck.
+// (two signals), hang, pause (five seconds, or until the file of "struck" is removed), cut (the file
+// to a page, or "cut=PATH"), full or broken (this call and all later ones find no space, or fail
+// with EIO), ENOSPC or EIO (this call fails). "rank=R": only in that rank of MPI. "struck=PATH": a
+// file that says that it has struck.
 //
 // A word that is none of these, or a strike that can never be, ends the process at once.
 #define _GNU_SOURCE
@@ -90,13 +91,29 @@ __attribute__((constructor)) static void require_known_words(void) {
     }
 }
 
-static void say_that_it_struck(void) {
+// The path of the file of "struck", or "".
+static void path_of_struck(char *path) {
     const char *value = odd("struck");
-    if (value != NULL) {
-        char path[PATH_MAX];
-        snprintf(path, sizeof path, "%s", value);
-        path[strcspn(path, " ")] = 0;
+    snprintf(path, PATH_MAX, "%s", value != NULL ? value : "");
+    path[strcspn(path, " ")] = 0;
+}
+
+static void say_that_it_struck(void) {
+    char path[PATH_MAX];
+    path_of_struck(path);
+    if (*path != 0) {
         syscall(SYS_close, (int)syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT, 0600));
+    }
+}
+
+static void pause_a_test(void) {
+    char path[PATH_MAX];
+    path_of_struck(path);
+    for (int tenths = 0; tenths < (*path != 0 ? 600 : 50); ++tenths) {
+        if (*path != 0 && access(path, F_OK) != 0) {
+            return;
+        }
+        usleep(100000);
     }
 }
 
@@ -138,7 +155,7 @@ static int strike(const char *call, const char *path) {
         return 0;
     }
     if (strcmp(action, "pause") == 0) {
-        sleep(5);
+        pause_a_test();
     } else if (strcmp(action, "cut") == 0) {
         char victim[PATH_MAX];
         snprintf(victim, sizeof victim, "%s", odd("cut") != NULL ? odd("cut") : path);
