@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +36,7 @@ from distcache.cli.common import (
     MegatronOption,
     PrefixOption,
     TokenizerOption,
+    interrupt_on_signals,
 )
 from distcache.cli.show import make_progress, print_json, print_records
 from distcache.corpus import idx_path
@@ -138,6 +140,14 @@ def verify_command(
             "--tokens", help="Also every .bin by the digest that the receipt beside it has."
         ),
     ] = False,
+    against_megatron: Annotated[
+        bool,
+        typer.Option(
+            "--against-megatron",
+            help="Also let this environment's Megatron-Core build the same in one process, in "
+            "TMPDIR, and compare all files and 1,000 samples; shows both times.",
+        ),
+    ] = False,
     prefix: PrefixOption = None,
     threads: Annotated[int, typer.Option("--parallel", min=1, help="Blocks read at a time.")] = 4,
     log_format: LogOption = "auto",
@@ -145,9 +155,11 @@ def verify_command(
 ) -> None:
     """Compare every byte of a cache with its digests.
 
-    Example:
-
+    Examples
+    --------
         distcache verify /shared/caches/pretrain.h5 --corpora
+
+        distcache verify caches/toy.h5 --against-megatron
     """
     opened, version = read_version(cache)
     opened.moves = moves_from(prefix or [], os.environ)
@@ -157,9 +169,20 @@ def verify_command(
         verify_cache(opened, threads, version, progress.advance)
         if corpora or tokens:
             compared = _verify_corpora(opened, threads, progress, tokens=tokens)
+        rebuilt = None
+        if against_megatron:
+            from distcache.launch.doctor.rebuild import (  # noqa: PLC0415  seldom needed
+                PREFIX,
+                rebuild_with_megatron,
+            )
+
+            left = Path(tempfile.gettempdir()) / f"{PREFIX}*"
+            interrupt_on_signals(f"remove {left}, if it is there")
+            progress.phase("Megatron-Core builds the same")
+            rebuilt = rebuild_with_megatron(cache, opened.moves)
     if as_json:
         found = {"cache": cache, "key": opened.key, "nbytes": nbytes, "corpora": compared}
-        print_json(found | {"tokens": tokens})
+        print_json(found | {"tokens": tokens, "megatron": msgspec.to_builtins(rebuilt)})
         return
     bins = "digests of tokens equal" if tokens else ".bin lengths equal, tokens not read"
     said = (
@@ -168,6 +191,8 @@ def verify_command(
         else ""
     )
     typer.echo(f"{cache}: {size_text(nbytes)} verified, key {opened.key}{said}")
+    if rebuilt is not None:
+        typer.echo(rebuilt.text())
 
 
 def _verify_corpora(cache: Contents, threads: int, progress: Progress, *, tokens: bool) -> int:

@@ -181,26 +181,31 @@ def mock_command(
     threads = threads or threads_of(usable_cores(), 1)
     with make_progress(log_format) as progress:
         made = write_mock(mock, directory, threads, progress)
-    blend = directory / BLEND
-    with atomic_write(blend) as stream:
-        stream.write(_blend(made).encode("utf-8"))
+        blend = directory / BLEND
+        text, left_out = _blend(made)
+        with atomic_write(blend) as stream:
+            stream.write(text.encode("utf-8"))
+        if left_out:
+            these = counted(left_out, "corpus is", "corpora are")
+            progress.note(f"{these} too short for a sample, and left out of {BLEND}")
     if as_json:
         print_json({"blend": str(blend), "tokens": sum(made.tokens), "corpora": made.prefixes})
     else:
         typer.echo(str(blend))
 
 
-def _blend(made: MockCorpora) -> str:
-    """Return a configuration that draws each corpus about once."""
+def _blend(made: MockCorpora) -> tuple[str, int]:
+    """Return a configuration that draws each corpus about once, and how many it leaves out."""
     if min(made.documents) < FEW_DOCUMENTS:  # some splits and shares would be empty
         length = max(2, min(64, min(made.tokens) - 1))  # a sample of each corpus, if it can be
         long = [
             prefix
             for prefix, tokens in zip(made.prefixes, made.tokens, strict=True)
             if tokens > length
-        ]
+        ] or list(made.prefixes)
         document: dict[str, Any] = {"sequence_length": length, "split": "1,0,0"}
-        return json.dumps(document | {"blend": long or made.prefixes}, indent=1) + "\n"
+        text = json.dumps(document | {"blend": long}, indent=1) + "\n"
+        return text, len(made.prefixes) - len(long)
     total = sum(made.tokens)
     samples = max(1, total // SEQUENCE_LENGTH)
     blend = [
@@ -213,4 +218,4 @@ def _blend(made: MockCorpora) -> str:
         "samples": {"train": samples - samples // 100, "valid": samples // 100, "test": 0},
         "blend": blend,
     }
-    return json.dumps(document, indent=1) + "\n"
+    return json.dumps(document, indent=1) + "\n", 0

@@ -346,20 +346,20 @@ def wrong_files(
     directory: Path,
     rename: Rename = str,
     naming: Naming = Naming(),  # noqa: B008  frozen
-) -> Iterator[str]:
-    """Yield a message for each file of an export that differs from what `export` writes."""
+) -> Iterator[Path]:
+    """Yield each file of an export that differs from what `export` writes."""
     for entry in named_files(cache, rename, naming):
         for view in entry.arrays.values():
             path = directory / f"{entry.stem}-{view.name}.npy"
             if not _is_there(path, cache.read(view), view.digest):
-                yield f"{path}: is not what the cache says; export it again"
+                yield path
         path = directory / f"{entry.stem}-description.txt"
         try:
             right = is_plain_file(path) and path.read_text("utf-8") == entry.description
         except (OSError, ValueError):
             right = False
         if not right:
-            yield f"{path}: is not what the cache says; export it again"
+            yield path
 
 
 def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:

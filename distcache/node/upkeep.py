@@ -168,7 +168,8 @@ def _verify_copy(
         yield from filter(None, pool.map(compare, blocks))
     if (naming := record.request.naming) is not None:
         rename = renamer(store, cache.prefixes, record.corpora)
-        yield from wrong_files(cache, view_of(store, record.name, naming), rename, naming)
+        for path in wrong_files(cache, view_of(store, record.name, naming), rename, naming):
+            yield f"{path}: is not what the cache says; export it again"
     if record.request.tokens != "none":
         for corpus in record.corpora:
             link = bin_path(store.prefix(corpus.stem))

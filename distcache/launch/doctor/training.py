@@ -235,15 +235,25 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Be a process group of one rank, which Megatron's blends ask for, unless this is one."""
+    distributed = importlib.import_module("torch").distributed
+    if distributed.is_initialized():
+        yield
+        return
+    store = f"file://{directory.absolute()}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
 def _ask(words: Sequence[str], config: Config, directory: Path, release: Release) -> list[Expected]:
     """Return what Megatron's own datasets look for."""
-    torch = importlib.import_module("torch")
     options = _options(words, config)
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        if not torch.distributed.is_initialized():  # Megatron's blends ask for it
-            store = f"file://{name}/store"
-            torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-            stack.callback(torch.distributed.destroy_process_group)
+    with tempfile.TemporaryDirectory() as name, alone(Path(name)):
         place = "text.utils" if release == "0.16" else "utils"
         module = importlib.import_module(f"megatron.core.tokenizers.{place}.build_tokenizer")
         datasets = _datasets(config, options, directory, module.build_tokenizer(options))

@@ -1,0 +1,83 @@
+"""`verify --against-megatron` lets Megatron build what a cache has, and compares everything."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import distcache
+from distcache.errors import CacheCorrupt, ConfigError
+from distcache.launch.doctor.rebuild import rebuild_with_megatron
+from distcache.megatron.export import export
+from tests.judges.matrix import configuration
+from tests.judges.megatron import package_info
+from tests.support import here
+from tests.support.processes import start
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+SHAPES = range(24)  # of the matrix: each of its shapes three times
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("number", SHAPES)
+def test_all_is_equal(number: int, corpora: dict[str, str], tmp_path: Path) -> None:
+    """As many files as an export has, and samples of training."""
+    fields = configuration(number, corpora)
+    try:
+        path = here.build(fields, tmp_path / "shared").path
+    except ConfigError:
+        return
+    found = rebuild_with_megatron(path)
+    assert found.release == package_info.__version__
+    assert found.own_ranks == 1
+    cache = distcache.open(path)
+    assert found.files == len(export(cache.cache, tmp_path / "out").files)
+    samples = len(cache.dataset("train", eod=0)) if "train" in cache.splits else 0
+    assert found.samples == min(samples, 1000)
+    assert not list(tmp_path.glob("**/distcache-megatron.*"))
+
+
+def test_what_differs_is_named(corpora: dict[str, str], tmp_path: Path) -> None:
+    """A corpus that was tokenized again gives other arrays."""
+    plain = tmp_path / "plain"
+    for end in (".bin", ".idx"):
+        shutil.copy(corpora["plain"] + end, f"{plain}{end}")
+    fields = {"sequence_length": 32, "samples": {"train": 50}, "split": "1,0,0"}
+    path = here.build(fields | {"blend": [str(plain)]}, tmp_path / "shared").path
+    for end in (".bin", ".idx"):
+        shutil.copy(corpora["second"] + end, f"{plain}{end}")
+    with pytest.raises(CacheCorrupt, match=r"builds \d+ other files: [0-9a-f]+-GPTDataset-train"):
+        rebuild_with_megatron(path)
+    shutil.copy(corpora["plain"] + ".idx", f"{plain}.idx")
+    (tmp_path / "plain.bin").unlink()
+    with pytest.raises(ConfigError, match="Megatron-Core cannot build it here"):
+        rebuild_with_megatron(path)
+
+
+def test_orders_that_megatron_does_not_have(corpora: dict[str, str], tmp_path: Path) -> None:
+    """They are refused before anything is built."""
+    fields = {"sequence_length": 32, "samples": {"train": 50}, "split": "1,0,0"}
+    fields |= {"blend": [corpora["plain"]], "order": "passes"}
+    path = here.build(fields, tmp_path / "shared").path
+    with pytest.raises(ConfigError, match="order: passes"):
+        rebuild_with_megatron(path)
+
+
+def test_the_command(corpora: dict[str, str], tmp_path: Path) -> None:
+    """It shows both durations."""
+    fields = {"sequence_length": 32, "samples": {"train": 50}, "split": "1,0,0"}
+    path = here.build(fields | {"blend": [corpora["plain"]]}, tmp_path / "shared").path
+    where = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}  # of the release that judges
+    done = start(["verify", path, "--against-megatron"], environment=where)
+    assert done.returncode == 0, done.stderr
+    release = package_info.__version__
+    assert f"Megatron-Core {release} on one rank " in done.stdout
+    assert "distcache on 1 rank " in done.stdout
+    assert done.stdout.endswith("all 4 files equal, 815 of 815 samples equal\n")
+    done = start(["verify", path, "--against-megatron", "--json"], environment=where)
+    assert json.loads(done.stdout)["megatron"]["samples"] == 815
