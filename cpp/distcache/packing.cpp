@@ -1,7 +1,6 @@
 #include "distcache/packing.hpp"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <limits>
@@ -119,18 +118,20 @@ public:
           row_length_(counts.rules.row_length),
           most_(counts.rules.most_documents > 0 ? counts.rules.most_documents
                                                 : std::numeric_limits<std::int64_t>::max()),
-          waiting_{Waiting(row_length_), Waiting(row_length_)} {}
+          first_(static_cast<std::size_t>(row_length_) + 1, -1),
+          last_(first_),
+          rooms_(row_length_ + 1) {}
 
     void run() {
         for (std::int64_t length = row_length_; length > 0; --length) {
-            place(length, counts_.tails[static_cast<std::size_t>(length)], true);
-            place(length, counts_.whole[static_cast<std::size_t>(length)], false);
+            open_tails(length, counts_.tails[static_cast<std::size_t>(length)]);
         }
-        for (const Waiting& waiting : waiting_) {
-            for (std::int64_t run : waiting.first) {
-                for (; run >= 0; run = runs_[static_cast<std::size_t>(run)].next) {
-                    finish(runs_[static_cast<std::size_t>(run)]);
-                }
+        for (std::int64_t length = row_length_; length > 0; --length) {
+            place(length, counts_.whole[static_cast<std::size_t>(length)]);
+        }
+        for (std::int64_t run : first_) {
+            for (; run >= 0; run = runs_[static_cast<std::size_t>(run)].next) {
+                finish(runs_[static_cast<std::size_t>(run)]);
             }
         }
         std::sort(packing_.runs_.begin(), packing_.runs_.end(),
@@ -148,54 +149,40 @@ private:
         std::int64_t next;  // the next run in its queue, or -1
     };
 
-    // Runs that wait, by the room of their rows.
-    struct Waiting {
-        explicit Waiting(std::int64_t row_length)
-            : first(static_cast<std::size_t>(row_length) + 1, -1),
-              last(first),
-              rooms(row_length + 1) {}
-        std::vector<std::int64_t> first;
-        std::vector<std::int64_t> last;
-        OrderedSet rooms;
-    };
+    [[nodiscard]] Open new_rows() const { return {packing_.rows_, 0, row_length_, 0, -1, -1}; }
 
-    void place(std::int64_t length, std::int64_t left, bool is_tail) {
+    void open_tails(std::int64_t length, std::int64_t count) {
+        if (count > 0) {
+            const Open open = new_rows();
+            packing_.rows_ += count;
+            fill(open, count, {-1, open.first_row, 0, 1, static_cast<std::int32_t>(length), true});
+        }
+    }
+
+    void place(std::int64_t length, std::int64_t left) {
         std::int64_t taken = 0;
         while (taken < left) {
-            Waiting& waiting = best(length, is_tail);
-            const std::int64_t room = waiting.rooms.at_least(length);
-            const std::int64_t number =
-                room < 0 ? -1 : waiting.first[static_cast<std::size_t>(room)];
-            const Open open = number < 0 ? Open{packing_.rows_, 0, row_length_, 0, -1, -1}
-                                         : runs_[static_cast<std::size_t>(number)];
-            const std::int64_t most = is_tail ? 1 : std::min(open.room / length, most_ - open.held);
+            const std::int64_t room = rooms_.at_least(length);
+            const std::int64_t number = room < 0 ? -1 : first_[static_cast<std::size_t>(room)];
+            const Open open = number < 0 ? new_rows() : runs_[static_cast<std::size_t>(number)];
+            const std::int64_t most = std::min(open.room / length, most_ - open.held);
             const std::int64_t times = std::min(most, left - taken);
             std::int64_t rows = (left - taken) / times;
             if (number < 0) {
                 packing_.rows_ += rows;
             } else {
                 rows = std::min(rows, open.rows);
-                shrink(waiting, number, rows);
+                shrink(number, rows);
             }
             fill(open, rows,
                  {open.last_part, open.first_row, taken, times, static_cast<std::int32_t>(length),
-                  is_tail});
+                  false});
             taken += rows * times;
         }
     }
 
-    // Where the row with the least room that holds a document waits, if there is any.
-    Waiting& best(std::int64_t length, bool is_tail) {
-        if (is_tail) {
-            return waiting_[0];
-        }
-        const std::int64_t without = waiting_[0].rooms.at_least(length);
-        const std::int64_t with = waiting_[1].rooms.at_least(length);
-        return waiting_[with >= 0 && (without < 0 || with <= without) ? 1 : 0];
-    }
-
     // Take the first rows of the first run of a room.
-    void shrink(Waiting& waiting, std::int64_t number, std::int64_t rows) {
+    void shrink(std::int64_t number, std::int64_t rows) {
         Open& open = runs_[static_cast<std::size_t>(number)];
         const auto room = static_cast<std::size_t>(open.room);
         open.first_row += rows;
@@ -203,9 +190,9 @@ private:
         if (open.rows > 0) {
             return;
         }
-        waiting.first[room] = open.next;
+        first_[room] = open.next;
         if (open.next < 0) {
-            waiting.rooms.remove(open.room);
+            rooms_.remove(open.room);
         }
         free_.push_back(number);
     }
@@ -217,14 +204,11 @@ private:
         open.held += part.times;
         open.last_part = static_cast<std::int64_t>(packing_.parts_.size());
         open.next = -1;
-        has_tail_.push_back(part.is_tail || (part.previous >= 0 &&
-                                             has_tail_[static_cast<std::size_t>(part.previous)]));
         packing_.parts_.push_back(part);
         if (open.room == 0 || open.held >= most_) {
             finish(open);
             return;
         }
-        Waiting& waiting = waiting_[has_tail_.back() ? 1 : 0];
         std::int64_t number = static_cast<std::int64_t>(runs_.size());
         if (free_.empty()) {
             runs_.push_back(open);
@@ -234,13 +218,13 @@ private:
             runs_[static_cast<std::size_t>(number)] = open;
         }
         const auto room = static_cast<std::size_t>(open.room);
-        if (waiting.first[room] < 0) {
-            waiting.first[room] = number;
-            waiting.rooms.add(open.room);
+        if (first_[room] < 0) {
+            first_[room] = number;
+            rooms_.add(open.room);
         } else {
-            runs_[static_cast<std::size_t>(waiting.last[room])].next = number;
+            runs_[static_cast<std::size_t>(last_[room])].next = number;
         }
-        waiting.last[room] = number;
+        last_[room] = number;
     }
 
     void finish(const Open& open) {
@@ -251,10 +235,12 @@ private:
     Packing& packing_;
     const std::int64_t row_length_;
     const std::int64_t most_;
-    std::array<Waiting, 2> waiting_;  // without a tail, and with one
+    // The queues of runs that wait, by the room of their rows, and which rooms have one.
+    std::vector<std::int64_t> first_;
+    std::vector<std::int64_t> last_;
+    OrderedSet rooms_;
     std::vector<Open> runs_;
     std::vector<std::int64_t> free_;  // numbers of runs that are no more
-    std::vector<bool> has_tail_;      // of the rows that took a part, by its number
 };
 
 Packing::Packing(const LengthCounts& counts) {

@@ -37,10 +37,10 @@ struct LengthCounts {
 
 /// The rows of documents of some lengths, by best-fit decreasing.
 ///
-/// Documents come by decreasing length, tails before whole documents of the same length, else in
-/// the given order. Each goes into the row with the least room that holds it: among equals one that
-/// has a tail, then the one that has waited longest; a new row is opened if there is none. A tail
-/// begins its row, so that a row has one tail at most.
+/// Tails come first, then whole documents, each by decreasing length, else in the given order. A
+/// tail begins a row of its own. A whole document goes into the row with the least room that holds
+/// it, among equals the one that has waited longest; a new row is opened if there is none. Tails
+/// that came later would find rows that are full, and open rows that stay nearly empty.
 ///
 /// Equal documents are placed together: neighbouring rows with the same documents so far are one
 /// run. So there is a step for each run and not for each document, and the documents of a row are

@@ -18,6 +18,7 @@ from distcache.plan.config import SPLITS, Config
 from distcache.plan.sizes import WHOLE, sequence_range, split_matrix
 
 GROUP: Final = 1 << 26  # sequences
+VERSION: Final = 2  # tails are placed first
 
 
 class PackingRules(msgspec.Struct, frozen=True):
@@ -26,6 +27,7 @@ class PackingRules(msgspec.Struct, frozen=True):
     row_length: int  # tokens of a row
     most_documents: int  # documents of a row, at most; 0 is any number
     cuts_longer: bool  # whether documents longer than a row are cut, or left out
+    version: int = VERSION  # of the order in which documents are placed; part of keys
 
 
 class PackedGroup(msgspec.Struct, frozen=True):
