@@ -143,7 +143,7 @@ def cache_of(run: Run, name: str, length: int, samples: int) -> Path:
     fields = {
         "sequence_length": length,
         "split": "1,0,0",
-        "order": "megatron" if length > 1 else "passes",
+        "shuffle": "megatron" if length > 1 else "passes",
         "samples": {"train": samples, "valid": 0, "test": 0},
         "blend": [str(run.directory / f"c-{name}")],
     }

@@ -22,9 +22,11 @@ from distcache.plan.config import (
     BlendPerSplit,
     Config,
     Continue,
+    Pack,
     Phase,
     Samples,
     Slurm,
+    with_training,
 )
 from distcache.plan.phases import mean_weights, phase_problems
 from distcache.plan.written_blends import as_configured
@@ -41,6 +43,7 @@ FIELDS_OF: Final[dict[str, Any]] = {
     "samples": Samples,
     "phases": Phase,
     "continue": Continue,
+    "pack": Pack,
     "slurm": Slurm,
 }
 # Megatron's names of fields that a configuration has under other names.
@@ -215,8 +218,10 @@ def _decode(fields: Mapping[str, Any]) -> Config:
 def _choices(kind: Any, message: str) -> str:
     """Return what a field may be, if it is one of some words."""
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    words = get_args(plain) if get_origin(plain) is Literal else ()
-    return f"; expected one of {', '.join(words)}" if words and "enum value" in message else ""
+    for part in (plain, *get_args(plain)):
+        if get_origin(part) is Literal and ("enum value" in message or "got `" in message):
+            return f"; expected one of {', '.join(get_args(part))}"
+    return ""
 
 
 def _unknown(path: str, key: str, known: Iterable[str]) -> str:
@@ -270,7 +275,7 @@ def complete(config: Config) -> Config:
     if problems:
         raise ConfigError(*problems)
     if config.continue_ is not None:
-        config = continue_cache(config, config.continue_)
+        config = continue_cache(_as_phase(config), config.continue_)
     config = _with_mean_weights(config, config.phases) if config.phases else config
     tokenizer = config.tokenizer
     if tokenizer is None:
@@ -289,6 +294,23 @@ def complete(config: Config) -> Config:
     return msgspec.structs.replace(config, tokenizer=tokenizer)
 
 
+def _as_phase(config: Config) -> Config:
+    """Return a configuration with a phase for its weights, or one corpus, and `samples.train`."""
+    blend = config.blends().get("train", ())
+    weights = (1.0,) if len(blend) == 1 else tuple(entry.weight for entry in blend)
+    samples = config.samples.train if config.samples is not None else None
+    if config.phases or not blend or not isinstance(samples, int) or not samples or None in weights:
+        return config
+    phase = Phase(msgspec.convert(weights, tuple[float, ...]), samples=samples)
+    bare = tuple(msgspec.structs.replace(entry, weight=None) for entry in blend)
+    config = msgspec.structs.replace(
+        config,
+        phases=(phase,),
+        samples=msgspec.structs.replace(config.samples or Samples(), train=0),
+    )
+    return with_training(config, bare)
+
+
 def _with_mean_weights(config: Config, phases: tuple[Phase, ...]) -> Config:
     """Return a configuration of phases with the weights and samples of all of them together.
 
@@ -301,8 +323,10 @@ def _with_mean_weights(config: Config, phases: tuple[Phase, ...]) -> Config:
     if blend is None:
         raise ConfigError("$.phases: there is no train split")
     problems = phase_problems(phases, len(blend), config.sequence_length)
-    if any(entry.weight is not None for entry in blend):
-        problems.append("$.phases: the corpora have weights, too; give weights of the phases only")
+    if any(entry.weight is not None or entry.epochs is not None for entry in blend):
+        problems.append(
+            "$.phases: the corpora have weights or epochs, too; give weights of the phases only"
+        )
     if config.samples is not None and config.samples.train != 0:
         problems.append("$.samples.train: the phases say how many; leave it out")
     if problems:
@@ -319,11 +343,7 @@ def _with_mean_weights(config: Config, phases: tuple[Phase, ...]) -> Config:
     )
     samples = msgspec.structs.replace(config.samples or Samples(), train=total)
     config = msgspec.structs.replace(config, samples=samples, phases=phases if changing else None)
-    if config.blend is not None:
-        return msgspec.structs.replace(config, blend=entries)
-    assert config.blend_per_split is not None, "it has the blend of training"
-    per_split = msgspec.structs.replace(config.blend_per_split, train=entries)
-    return msgspec.structs.replace(config, blend_per_split=per_split)
+    return with_training(config, entries)
 
 
 def _is_megatrons(key: str) -> bool:

@@ -44,7 +44,9 @@ def continue_cache(config: Config, wanted: Continue) -> Config:
     blend = config.blends().get("train", ())
     phases = config.phases or ()
     if not phases or not blend:
-        raise ConfigError("$.continue: give phases, which follow, and their corpora")
+        raise ConfigError(
+            "$.continue: say what follows: weights, or one corpus, with samples.train; or phases"
+        )
     cache = open_cache(wanted.cache)
     members = cache.table("members")
     members = members[members["split"] == b"train"]

@@ -1,10 +1,10 @@
 """Sections of rows that are packed with whole documents.
 
 A pass shuffles the sequences of each group, and packs them by best-fit decreasing, tails first, so
-that equal lengths fall together in another way each time; then the rows of the pass are shuffled. A row begins
-where its first document begins, or at a multiple of its length in a longer document, and ends where
-the next row begins: Megatron-Core's ``GPTDataset`` reads what is between, and pads it. The last
-entry of the document index is in no row: the last row ends before it.
+that equal lengths fall together in another way each time; then the rows of the pass are shuffled. A
+row begins where its first document begins, or at a multiple of its length in a longer document, and
+ends where the next row begins: Megatron-Core's ``GPTDataset`` reads what is between, and pads it.
+The last entry of the document index is in no row: the last row ends before it.
 
 Each group of each pass, and the rows of each pass, have an MT19937 of their own, seeded with the
 first 32 bits of the SHA-256 of the section's seed, the number of the pass, and the number of the

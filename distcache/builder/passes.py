@@ -1,11 +1,11 @@
-"""Sections in orders of our own: whole passes, each a permutation, over all or within windows.
+"""Sections in orders of our own: whole passes, shuffled over all, within windows, or not.
 
 In ``passes`` every pass over the sequences is a separate permutation, so that none comes twice
 before all have come once; Megatron's order shuffles those of all passes together. In ``windows``
 a pass permutes the shards, and shuffles only within windows of so many successive ones: a job that
 trains in this order needs two windows of shards at a time. Samples are cut as Megatron cuts them,
 then shuffled within the samples that end in one window: a section of more passes begins with the
-samples of one of fewer.
+samples of one of fewer. In ``none`` a pass is the corpus as it is, and samples follow one another.
 
 The sequences of each pass come from a separate MT19937, seeded with the first 32 bits of the
 SHA-256 of the section's seed and the number of the pass, as decimal numbers with a space between
@@ -28,6 +28,7 @@ from distcache.corpus import Idx
 from distcache.kernels import Mt19937
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
+from distcache.plan.orders import ORDERS
 from distcache.plan.sizes import Cut
 from distcache.storage.unfinished_file import UnfinishedFile
 
@@ -106,6 +107,9 @@ def pass_windows(
     number : int
         Number of the pass.
     """
+    if not ORDERS[section.order].is_shuffled:
+        yield np.arange(section.begin, section.end, dtype=np.int32)
+        return
     generator = Mt19937(seed_from(section.seed, number))
     firsts = shards[(shards > section.begin) & (shards < section.end)]
     bounds = np.unique([section.begin, *firsts, section.end]).astype(np.int64)
@@ -146,8 +150,10 @@ def sample_bounds(tokens: NDArray[np.int64], cut: Cut) -> NDArray[np.int64]:
 
 
 def _shuffle_within(section: SectionPlan, bounds: NDArray[np.int64]) -> NDArray[Any]:
-    """Return all samples, shuffled within each window."""
+    """Return all samples, shuffled within each window if they are at all."""
     samples = np.arange(section.size.samples, dtype=section.shuffle_type)
+    if not ORDERS[section.order].is_shuffled:
+        return samples
     generator = Mt19937(seed_from(section.seed, -1))
     for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         generator.shuffle(samples[begin:end])

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -35,7 +36,7 @@ from distcache.megatron.options import MEGATRON_KEYS, config_from_options
 from distcache.plan.assignment import assign, estimate
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
-from distcache.plan.model import Plan
+from distcache.plan.model import CorpusEpochs, Plan
 from distcache.plan.packing import packing_facts
 from distcache.plan.phase_facts import PhaseFacts, phase_facts
 from distcache.plan.problems import plan_warnings
@@ -182,6 +183,7 @@ def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
             for index, blend in enumerate(plan.blends)
         ],
         "phases": phase_facts(plan),
+        "epochs": plan.epochs,
     }
 
 
@@ -201,6 +203,8 @@ def _show_plan(document: dict[str, Any], *, verbose: bool) -> None:
         _show_blends(document["blends"])
     if document["phases"]:
         _show_phases(document["phases"])
+    if document["epochs"]:
+        _show_epochs(document["epochs"])
     _show_estimate(document)
     if document["buckets"] is not None:
         _show_buckets(document["buckets"])
@@ -277,6 +281,22 @@ def _show_phases(phases: list[PhaseFacts]) -> None:
             }
             for number, phase in enumerate(phases)
             for own in phase.corpora
+        ],
+    )
+
+
+def _show_epochs(epochs: Sequence[CorpusEpochs]) -> None:
+    samples = sum(one.samples for one in epochs)
+    print_records(
+        f"Epochs of training ({samples:,.0f} samples)",
+        [
+            {
+                "corpus": one.corpus,
+                "share": f"{100 * one.share:.4g} %",
+                "samples": round(one.samples),
+                "epochs": f"{one.epochs:.4g}",
+            }
+            for one in epochs
         ],
     )
 

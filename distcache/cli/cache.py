@@ -39,7 +39,7 @@ from distcache.cli.common import (
     interrupt_on_signals,
 )
 from distcache.cli.show import make_progress, print_json, print_records
-from distcache.corpus import idx_path
+from distcache.corpus import Corpus, idx_path
 from distcache.corpus.examine import examine
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import find_receipt
@@ -50,6 +50,7 @@ from distcache.megatron.export import export, settings_text
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
 from distcache.plan.config import Config, canonical_json, key_of
+from distcache.plan.epochs import EpochSizes, in_numbers
 from distcache.plan.identity import identity_of
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress, Progress
@@ -144,8 +145,8 @@ def verify_command(
         bool,
         typer.Option(
             "--against-megatron",
-            help="Also let this environment's Megatron-Core build the same in one process, in "
-            "TMPDIR, and compare all files and 1,000 samples; shows both times.",
+            help="Also let this environment's Megatron-Core build the same from the corpora, in "
+            "one process and in TMPDIR, compare all files, and show both times.",
         ),
     ] = False,
     prefix: PrefixOption = None,
@@ -163,19 +164,22 @@ def verify_command(
     """
     opened, version = read_version(cache)
     opened.moves = moves_from(prefix or [], os.environ)
+    if against_megatron:
+        from distcache.launch.doctor.rebuild import (  # noqa: PLC0415  seldom needed
+            PREFIX,
+            rebuild_with_megatron,
+            require_megatrons,
+        )
+
+        require_megatrons(opened)
     nbytes, compared = opened.header.file_size, 0
     with make_progress(log_format) as progress:
         progress.phase("reading the cache", nbytes)
         verify_cache(opened, threads, version, progress.advance)
-        if corpora or tokens:
+        if corpora or tokens or against_megatron:
             compared = _verify_corpora(opened, threads, progress, tokens=tokens)
         rebuilt = None
         if against_megatron:
-            from distcache.launch.doctor.rebuild import (  # noqa: PLC0415  seldom needed
-                PREFIX,
-                rebuild_with_megatron,
-            )
-
             left = Path(tempfile.gettempdir()) / f"{PREFIX}*"
             interrupt_on_signals(f"remove {left}, if it is there")
             progress.phase("Megatron-Core builds the same")
@@ -261,6 +265,8 @@ def explain_command(
     communicator = SerialCommunicator()
     with fetched_indices(communicator, wanted_config.prefixes(), NullProgress()):
         facts = examined(communicator, wanted_config, threads=2)
+        corpora = {prefix: Corpus(found) for prefix, found in facts.items()}
+        wanted_config = in_numbers(wanted_config, EpochSizes(wanted_config, corpora, {}))
     wanted = identity_of(wanted_config, facts)
     fields = [
         {

@@ -49,6 +49,7 @@ LARGE_BYTES: Final = 8 << 20  # of a text, with its tokens
 BLEND: Final = "blend.json"
 SEQUENCE_LENGTH: Final = 4096
 FEW_DOCUMENTS: Final = 200
+MAX_NAMED: Final = 3  # corpora in a message
 
 
 @ingest_app.command("text")
@@ -186,16 +187,18 @@ def mock_command(
         with atomic_write(blend) as stream:
             stream.write(text.encode("utf-8"))
         if left_out:
-            these = counted(left_out, "corpus is", "corpora are")
-            progress.note(f"{these} too short for a sample, and left out of {BLEND}")
+            these = ", ".join(left_out[:MAX_NAMED]) + (", ..." if left_out[MAX_NAMED:] else "")
+            many = counted(len(left_out), "corpus is", "corpora are")
+            progress.note(f"{many} too short for a sample, and left out of {BLEND}: {these}")
     if as_json:
-        print_json({"blend": str(blend), "tokens": sum(made.tokens), "corpora": made.prefixes})
+        document = {"blend": str(blend), "tokens": sum(made.tokens)}
+        print_json(document | {"corpora": made.prefixes, "left_out": left_out})
     else:
         typer.echo(str(blend))
 
 
-def _blend(made: MockCorpora) -> tuple[str, int]:
-    """Return a configuration that draws each corpus about once, and how many it leaves out."""
+def _blend(made: MockCorpora) -> tuple[str, list[str]]:
+    """Return a configuration that draws each corpus about once, and the corpora that it has not."""
     if min(made.documents) < FEW_DOCUMENTS:  # some splits and shares would be empty
         length = max(2, min(64, min(made.tokens) - 1))  # a sample of each corpus, if it can be
         long = [
@@ -205,7 +208,7 @@ def _blend(made: MockCorpora) -> tuple[str, int]:
         ] or list(made.prefixes)
         document: dict[str, Any] = {"sequence_length": length, "split": "1,0,0"}
         text = json.dumps(document | {"blend": long}, indent=1) + "\n"
-        return text, len(made.prefixes) - len(long)
+        return text, [prefix for prefix in made.prefixes if prefix not in set(long)]
     total = sum(made.tokens)
     samples = max(1, total // SEQUENCE_LENGTH)
     blend = [
@@ -218,4 +221,4 @@ def _blend(made: MockCorpora) -> tuple[str, int]:
         "samples": {"train": samples - samples // 100, "valid": samples // 100, "test": 0},
         "blend": blend,
     }
-    return json.dumps(document, indent=1) + "\n", 0
+    return json.dumps(document, indent=1) + "\n", []

@@ -61,8 +61,8 @@ class MixOptions(msgspec.Struct, frozen=True):
     ] = None
     validation: Annotated[int, Option("Samples of each validation set, at most.", least=1)] = 512
     seed: Annotated[int, Option("Seed of the blend.", least=0, most=2**32 - 1)] = 1234
-    order: Annotated[
-        Literal["passes", "windows"], Option("Order of samples: over all, or in windows.")
+    shuffle: Annotated[
+        Literal["passes", "windows"], Option("Shuffle samples over whole passes, or in windows.")
     ] = "passes"
 
 
@@ -315,7 +315,7 @@ def _write_blend(
     fields: dict[str, Any] = {
         "sequence_length": options.sequence_length or 1,  # of rows
         "seed": options.seed,
-        "order": options.order,
+        "shuffle": options.shuffle,
         "samples": {"train": samples, "valid": 0, "test": 0},
         "blend_per_split": {"train": train} | ({"valid": valid} if valid else {}),
         "multiple_validation_sets": True,

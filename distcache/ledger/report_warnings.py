@@ -36,7 +36,7 @@ def warnings_of(report: Report) -> Iterator[ReportWarning]:
         yield ReportWarning(
             "padding",
             f"{report.padding:.1%} of all tokens are padding: with `longer: cut`, more documents "
-            "in a sample, or the order megatron there is less",
+            "in a sample, or without `pack` there is less",
         )
 
 
@@ -76,14 +76,14 @@ def _of_weights(report: Report) -> Iterator[ReportWarning]:
             yield ReportWarning(
                 "never seen",
                 f"{one.corpus} is seen {one.passes:.2f} times, though {never:.1%} of its tokens "
-                "are never: `order: passes` sees each document once before any twice",
+                "are never: `shuffle: passes` sees each document once before any twice",
                 number,
             )
 
 
 def _of_order(report: Report) -> Iterator[ReportWarning]:
     """Yield what is odd about the order of samples."""
-    for number, one in enumerate(report.corpora):
+    for number, one in enumerate(report.corpora if report.order != "none" else ()):
         in_order = (one.order_of_training or 0) > IN_ORDER
         close = (
             one.neighbours is not None and one.neighbours < IN_ORDER and report.order != "windows"
@@ -93,7 +93,7 @@ def _of_order(report: Report) -> Iterator[ReportWarning]:
                 "not shuffled",
                 f"{one.corpus}: samples follow the order of the corpus (correlation "
                 f"{one.order_of_training or 0:.2f}; samples in a row are {one.neighbours or 0:.2f} "
-                "times as far apart as at random): build the cache with another order",
+                "times as far apart as at random): build the cache with another `shuffle`",
                 number,
             )
         if abs(one.order_of_lengths or 0) > IN_ORDER:

@@ -20,8 +20,11 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 Positive = Annotated[int, Meta(ge=1, le=2**62)]
 Weight = Annotated[float, Meta(ge=0, le=1e300)]
 Path = Annotated[str, Meta(min_length=1)]
+Epochs = Annotated[float, Meta(gt=0, le=1e6)]
+EpochText = Annotated[str, Meta(pattern=r"^[0-9]{1,6}(\.[0-9]*)? epochs$")]
 DEFAULT_WINDOW: Final = 16  # shards
-OrderName = Literal["megatron", "passes", "windows", "packed"]
+Shuffle = Literal["megatron", "passes", "windows", "none"]
+OrderName = Literal[Shuffle, "packed"]
 BlendArithmetic = Literal["separate", "fused"]
 
 
@@ -30,6 +33,8 @@ class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: Path  # path prefix of the corpus
     weight: Weight | None = None  # weight in a weighted blend
+    epochs: Epochs | None = None  # instead of a weight: how often training sees the corpus
+    max_epochs: Epochs | None = None  # how often it may; by default as the configuration says
     # samples of a separate validation set; by default as many as of the others
     samples: Count | None = None
 
@@ -48,7 +53,7 @@ class BlendPerSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Samples to draw per split; null is one pass. A split that is not named draws none."""
 
-    train: Count | None = 0
+    train: Count | EpochText | None = 0
     valid: Count | msgspec.UnsetType | None = msgspec.UNSET
     test: Count | None = 0
 
@@ -73,6 +78,13 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.steps is not None:
             return self.steps * self.batch_size if self.batch_size is not None else None
         return self.samples
+
+
+class Pack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How samples are packed with whole documents."""
+
+    documents: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # of a sample, at most
+    longer: Literal["cut", "drop"] = "cut"  # documents that are longer than a sample
 
 
 class Continue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,15 +145,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: Annotated[
         Samples | None,
         Meta(
-            description="samples of each split: `{train: N, valid: N, test: N}`. null is one pass; "
-            "a split that is left out has no samples"
+            description="samples of each split: `{train: N, valid: N, test: N}`, training also as "
+            "`3 epochs`. null is one pass; a split that is left out has no samples"
         ),
     ] = None
     blend: Annotated[
         Blend | None,
         Meta(
             description="corpora: prefixes, or `{path: PREFIX, weight: W}`, with weights for all "
-            "or for none. A separate validation set may have `samples: N`"
+            "or for none, or with `epochs: E` for all. A separate validation set may have "
+            "`samples: N`"
         ),
     ] = None
     blend_per_split: Annotated[
@@ -149,6 +162,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             description="instead of `blend` and `split`: `{train: [...], valid: [...], test: "
             "[...]}`. Each split uses its corpora whole"
+        ),
+    ] = None
+    max_epochs: Annotated[
+        Epochs | None,
+        Meta(
+            description="how often training may see a corpus: `plan` and `build` refuse more. A "
+            "corpus of `blend` may have its own. Changes no array"
         ),
     ] = None
     mid_level_dataset_surplus: Annotated[
@@ -172,25 +192,26 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         BlendArithmetic,
         Meta(description="`separate`, or `fused` if Megatron itself runs on AArch64"),
     ] = "separate"
-    order: Annotated[
-        OrderName,
-        Meta(description="order of samples: `megatron`, `passes`, `windows` or `packed`"),
-    ] = "megatron"
+    shuffle: Annotated[
+        Shuffle | None,
+        Meta(
+            description="`megatron` (all passes together), `passes` (each pass apart), `windows` "
+            "(shards, then within windows of shards) or `none`; `passes` with `pack`, else "
+            "`megatron` by default"
+        ),
+    ] = None
     window: Annotated[
         Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
-        Meta(description=f"shards in a window, for `order: windows`; {DEFAULT_WINDOW} by default"),
+        Meta(description=f"shards of `shuffle: windows`; {DEFAULT_WINDOW} by default"),
     ] = None
-    documents_per_sample: Annotated[
-        Annotated[int, Meta(ge=1, le=2**31 - 1)] | None,
-        Meta(description="largest number of documents in a packed sample"),
-    ] = None
-    longer: Annotated[
-        Literal["cut", "drop"],
+    pack: Annotated[
+        Pack | bool,
         Meta(
-            description="packed samples: `cut` documents that are longer than `sequence_length`, "
-            "or `drop` them"
+            description="`true`, or `{documents: N, longer: cut}`: fill samples with whole "
+            "documents, at most N of them; `longer: drop` leaves documents out that are longer "
+            "than `sequence_length`"
         ),
-    ] = "cut"
+    ] = False
     continue_: Annotated[
         Continue | None,
         Meta(description="`{cache: PATH, samples: N}`: the cache to continue after N samples"),
@@ -236,6 +257,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of_command: bool = False
 
     @property
+    def packing(self) -> Pack | None:
+        """How samples are packed; None if they are cut."""
+        return (Pack() if self.pack else None) if isinstance(self.pack, bool) else self.pack
+
+    @property
+    def order(self) -> OrderName:
+        """The order of samples: the key of `distcache.plan.orders.ORDERS`."""
+        return "packed" if self.packing is not None else self.shuffle or "megatron"
+
+    @property
     def shards_of_window(self) -> int:
         """Shards of a window, of an order that has them."""
         return self.window or DEFAULT_WINDOW
@@ -245,6 +276,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.samples is None:
             return None
         wanted = getattr(self.samples, split)
+        assert not isinstance(wanted, str), "`distcache.plan.epochs` has turned it into a number"
         if wanted is msgspec.UNSET:
             return None if self.full_validation else 0
         return int(wanted) if wanted is not None else None
@@ -260,6 +292,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the path prefix of every corpus once, in the order of first mention."""
         sources = (source for blend in self.blends().values() for source in blend)
         return list(dict.fromkeys(source.path for source in sources))
+
+
+def with_training(config: Config, blend: tuple[BlendEntry, ...]) -> Config:
+    """Return a configuration with another blend of training."""
+    if config.blend is not None:
+        return msgspec.structs.replace(config, blend=blend)
+    assert config.blend_per_split is not None, "it has the blend of training"
+    per_split = msgspec.structs.replace(config.blend_per_split, train=blend)
+    return msgspec.structs.replace(config, blend_per_split=per_split)
 
 
 def as_sources(blend: tuple[BlendEntry | str, ...]) -> tuple[BlendEntry, ...]:

@@ -13,17 +13,17 @@ from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError
 from distcache.plan.blend_counts import buffered, oversampled, smallest_surplus, target
 from distcache.plan.config import SPLITS, BlendEntry, Config, Continued, key_of
+from distcache.plan.epochs import (
+    EpochSizes,
+    corpus_epochs,
+    has_epochs,
+    in_numbers,
+    limit_problems,
+)
 from distcache.plan.identity import BOUNDS, identity_of
 from distcache.plan.model import BlendPlan, Member, Plan, SectionPlan
 from distcache.plan.orders import ORDERS
-from distcache.plan.packing import (
-    GroupKey,
-    Packed,
-    PackedGroup,
-    count_group,
-    group_ranges,
-    rules_of,
-)
+from distcache.plan.packing import GroupKey, PackedGroup, packed_of, rules_of
 from distcache.plan.phases import BlendPhase, lay_out_phases
 from distcache.plan.problems import (
     blend_problems,
@@ -76,12 +76,13 @@ def make_plan(
         With one sentence for every problem, such as those on which Megatron hangs or crashes.
     """
     matrix = split_matrix(config.split) if config.split is not None else None
+    problems = _unusable(config, corpora)
+    of_epochs, sizes = has_epochs(config), EpochSizes(config, corpora, groups or {})
+    if of_epochs and problems:
+        raise ConfigError(*dict.fromkeys(problems))
+    config = in_numbers(config, sizes) if of_epochs else config
     planner = _Planner(config, corpora, groups or {})
-    planner.problems += packing_problems(config)
-    if ORDERS[config.order].is_packed:
-        planner.problems += end_problems(corpora)
-    for corpus in corpora.values():
-        planner.problems += corpus_problems(corpus, config)
+    planner.problems += problems
     blends = config.blends()
     for split in list(blends)[:1] if config.blend is not None else blends:
         planner.problems += blend_problems(config, split, blends[split])
@@ -96,6 +97,8 @@ def make_plan(
             f"$.mid_level_dataset_surplus: {config.mid_level_dataset_surplus} is too small, "
             f"{max(planner.surpluses)!r} is the smallest that works"
         )
+    epochs = corpus_epochs(config, sizes) if of_epochs and not planner.problems else ()
+    planner.problems += limit_problems(config, epochs)
     if not planner.problems and not planner.sections:
         planner.problems.append("$.blend: no split has a corpus, so there is nothing to build")
     if planner.problems:
@@ -109,7 +112,18 @@ def make_plan(
         sections=tuple(planner.sections.values()),
         blends=tuple(planner.blends),
         members=tuple(planner.members),
+        epochs=epochs,
     )
+
+
+def _unusable(config: Config, corpora: Mapping[str, Corpus]) -> list[str]:
+    """Return why corpora cannot be used in this order."""
+    problems = packing_problems(config)
+    if ORDERS[config.order].is_packed:
+        problems += end_problems(corpora)
+    for corpus in corpora.values():
+        problems += corpus_problems(corpus, config)
+    return problems
 
 
 def _naming(
@@ -274,7 +288,7 @@ class _Planner:
             self.problems.append(
                 f"{prefix}: the phases ask it for {taken} samples, those of {continued.path} "
                 f"included, whose section has {section.size.samples}: take fewer, or give what is "
-                "left of it as another corpus (`distcache rest`); sections of order: passes grow"
+                "left of it as another corpus (`distcache rest`); sections of shuffle: passes grow"
             )
 
     def _add_unweighted(
@@ -352,7 +366,9 @@ class _Planner:
         rows, cut = corpus.facts.rows, _cut(config, split, rows=corpus.facts.rows)
         begin, end = sequence_range(bookends, corpus.facts.sequences)
         tokens = end - begin if rows else corpus.tokens_in(begin, end)
-        packed = self._packed(prefix, begin, end) if ORDERS[config.order].is_packed else None
+        packed = None
+        if ORDERS[config.order].is_packed:
+            packed = packed_of(corpus.facts, begin, end, rules_of(config), self.groups)
         if packed is not None:
             size = packed_size(requested, packed.rows)
         else:
@@ -401,14 +417,6 @@ class _Planner:
             return None
         self.places.setdefault(section.key, len(self.places))
         return self.sections.setdefault(section.key, section)
-
-    def _packed(self, prefix: str, begin: int, end: int) -> Packed:
-        rules, facts = rules_of(self.config), self.corpora[prefix].facts
-        groups = (
-            self.groups.get((prefix, *bounds)) or count_group(facts, *bounds, rules)
-            for bounds in group_ranges(begin, end)
-        )
-        return Packed(rules, tuple(groups))
 
 
 def _cut(config: Config, split: str, *, rows: bool) -> Cut:

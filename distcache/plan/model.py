@@ -127,6 +127,15 @@ class BlendPlan(msgspec.Struct, frozen=True):
         }
 
 
+class CorpusEpochs(msgspec.Struct, frozen=True):
+    """How often training sees a corpus."""
+
+    corpus: str  # path prefix
+    share: float  # share of the samples
+    samples: float  # samples that training draws of it, in the mean
+    epochs: float
+
+
 class Plan(msgspec.Struct, frozen=True, dict=True):
     """Everything that a configuration asks for."""
 
@@ -141,6 +150,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     sections: tuple[SectionPlan, ...]
     blends: tuple[BlendPlan, ...]
     members: tuple[Member, ...]
+    # of training, if the configuration names epochs or limits them
+    epochs: tuple[CorpusEpochs, ...] = ()
 
     @functools.cached_property
     def items(self) -> tuple[SectionPlan | BlendPlan, ...]:

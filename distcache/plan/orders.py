@@ -1,7 +1,7 @@
 """The orders of samples: what each promises, what it needs, and what builds it.
 
 A new order is a function that builds a section, one of its memory in `distcache.plan.memory`, an
-entry in this table, and its name in `distcache.plan.config.OrderName`, of at most eight letters:
+entry in this table, and its name in `distcache.plan.config.Shuffle`, of at most eight letters:
 the cache file has no room for more.
 """
 
@@ -32,6 +32,7 @@ class SectionOrder:
     # Megatron does it.
     whole_passes: bool = True
     has_windows: bool = False  # `Config.window` is a part of it
+    is_shuffled: bool = True  # whether a pass has the order of the corpus otherwise
     has_rows: bool = True  # samples of several columns have this order, too
     has_bounds: bool = False  # samples of tokens are shuffled within passes or windows
     is_packed: bool = False  # samples are rows of whole documents: see `distcache.plan.packing`
@@ -54,6 +55,12 @@ ORDERS: Final = {
         memory_of_passes,
         has_windows=True,
         has_bounds=True,
+    ),
+    "none": SectionOrder(
+        "distcache.builder.passes:build_passes",
+        memory_of_passes,
+        has_bounds=True,
+        is_shuffled=False,
     ),
     "packed": SectionOrder(
         "distcache.builder.packed:build_packed",

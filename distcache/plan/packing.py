@@ -14,7 +14,7 @@ import msgspec
 from distcache.corpus import CorpusFacts
 from distcache.corpus.corpus import open_examined
 from distcache.kernels import count_packed
-from distcache.plan.config import SPLITS, Config
+from distcache.plan.config import SPLITS, Config, Pack
 from distcache.plan.sizes import WHOLE, sequence_range, split_matrix
 
 GROUP: Final = 1 << 26  # sequences
@@ -68,8 +68,8 @@ GroupKey = tuple[str, int, int]
 
 def rules_of(config: Config) -> PackingRules:
     """Return how a configuration packs."""
-    most = config.documents_per_sample or 0
-    return PackingRules(config.sequence_length, most, config.longer == "cut")
+    pack = config.packing or Pack()
+    return PackingRules(config.sequence_length, pack.documents or 0, pack.longer == "cut")
 
 
 def group_ranges(begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -132,6 +132,21 @@ def count_group(facts: CorpusFacts, begin: int, end: int, rules: PackingRules) -
         counts.left_out,
         counts.empty,
     )
+
+
+def packed_of(
+    facts: CorpusFacts,
+    begin: int,
+    end: int,
+    rules: PackingRules,
+    groups: Mapping[GroupKey, PackedGroup],
+) -> Packed:
+    """Return how a range of sequences is packed; groups that were not counted are counted here."""
+    found = (
+        groups.get((facts.prefix, *bounds)) or count_group(facts, *bounds, rules)
+        for bounds in group_ranges(begin, end)
+    )
+    return Packed(rules, tuple(found))
 
 
 class PackingFacts(msgspec.Struct, frozen=True):

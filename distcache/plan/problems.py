@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,12 @@ MAX_CORPORA: Final = 32_766
 MANY_PASSES: Final = 1000
 MAX_SAMPLE_TOKENS: Final = 1 << 26  # tokens of a packed sample
 MAX_NAMED: Final = 3
+# Why samples that are packed have no other shuffle than that of whole passes.
+UNPACKED: Final[dict[str, str]] = {
+    "megatron": "Megatron cuts samples, and does not pack them",
+    "windows": "samples are packed over a whole pass",
+    "none": "samples are packed by length, and so have no order of the corpus",
+}
 LOOKED_AT: Final = 4  # sequences of each corpus whose tokens are looked at
 LOOKING: Final = 8  # threads that do so
 EXAMINED_FIRST: Final = 4096  # sequences that are examined before all of them
@@ -37,7 +43,7 @@ def corpus_problems(corpus: Corpus, config: Config) -> list[str]:
     facts = corpus.facts
     if facts.rows and not ORDERS[config.order].has_rows:
         able = ", or ".join(name for name, order in ORDERS.items() if order.has_rows)
-        return [f"{facts.prefix}: consists of rows; give order: {able}"]
+        return [f"{facts.prefix}: consists of rows; give shuffle: {able}"]
     if facts.rows != (config.sequence_length == 1):
         wanted = "1 for rows" if facts.rows else "at least 2 tokens"
         return [
@@ -54,25 +60,23 @@ def corpus_problems(corpus: Corpus, config: Config) -> list[str]:
 
 
 def packing_problems(config: Config) -> list[str]:
-    """Return why a configuration cannot be packed, and which of its fields are of other orders."""
+    """Return why a configuration cannot be packed, and whether it has windows without an effect."""
     if config.window is not None and not ORDERS[config.order].has_windows:
-        return ["$.window: is of order: windows"]
+        return ["$.window: is of shuffle: windows"]
     if not ORDERS[config.order].is_packed:
-        given = {
-            "documents_per_sample": config.documents_per_sample is not None,
-            "longer": config.longer != "cut",
-        }
-        return [f"$.{name}: is of order: packed" for name, is_given in given.items() if is_given]
+        return []
     found = []
+    if config.shuffle not in (None, "passes"):
+        found.append(f"$.shuffle: {config.shuffle}, expected passes: {UNPACKED[config.shuffle]}")
     if not config.add_extra_token:
         found.append(
-            "$.add_extra_token: false, expected true for order: packed: without it the last token "
+            "$.add_extra_token: false, expected true with pack: without it the last token "
             "of a row that a document fills has no label"
         )
     if config.sequence_length > MAX_SAMPLE_TOKENS:
         found.append(
             f"$.sequence_length: {config.sequence_length}, expected at most "
-            f"{MAX_SAMPLE_TOKENS} for order: packed"
+            f"{MAX_SAMPLE_TOKENS} with pack"
         )
     return found
 
@@ -189,10 +193,11 @@ def plan_warnings(config: Config, plan: Plan) -> list[str]:
     """
     return [
         *_odd_split(config),
+        *_end_of_order(config),
         *_repeated(plan),
         *shared_document_warnings(plan),
         *_negative_tokens(plan),
-        *_missing_splits(config),
+        *_missing_splits(config, plan.identity["samples"]),
         *_odd_tokenizer(config),
         *_never_drawn(plan),
         *whole_sample_hints(config, plan),
@@ -208,6 +213,20 @@ def _odd_split(config: Config) -> list[str]:
     return [
         f"$.split: {config.split!r} is read as {shares}, as Megatron does: other characters "
         "do not count"
+    ]
+
+
+def _end_of_order(config: Config) -> list[str]:
+    """Find corpora that keep their order for training, but give validation their end."""
+    if (
+        config.shuffle != "none"
+        or config.split is None
+        or sum(map(bool, split_matrix(config.split))) < 2
+    ):
+        return []
+    return [
+        f"$.split: {config.split!r} gives validation the end of each corpus, whose order "
+        "shuffle: none keeps; give blend_per_split, unless the order of a corpus means nothing"
     ]
 
 
@@ -242,7 +261,7 @@ def _negative_tokens(plan: Plan) -> list[str]:
     return wrong[:MAX_NAMED] + (more if len(wrong) > MAX_NAMED else [])
 
 
-def _missing_splits(config: Config) -> list[str]:
+def _missing_splits(config: Config, samples: Mapping[str, int | None]) -> list[str]:
     """Find samples that are requested of a split without sequences, and so never drawn.
 
     Every training command asks for them, whether there is such a split or not.
@@ -251,10 +270,10 @@ def _missing_splits(config: Config) -> list[str]:
         return []
     shares = zip(SPLITS, split_matrix(config.split), strict=True)
     return [
-        f"$.samples.{name}: {config.samples_of(name)} samples are asked for, but split "
+        f"$.samples.{name}: {samples[name]} samples are asked for, but split "
         f"{config.split!r} gives {name} nothing, so there will be none"
         for name, share in shares
-        if share is None and config.samples_of(name)
+        if share is None and samples[name]
     ]
 
 

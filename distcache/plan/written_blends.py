@@ -25,6 +25,7 @@ from distcache.storage.units import parse_tokens
 from distcache.storage.url import is_url
 
 TOKENS: Final = re.compile(r"(.*\S)\s*tokens?", re.IGNORECASE)
+EPOCHS: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*epochs?", re.IGNORECASE)
 NUMBER: Final = re.compile(r"[0-9._]+(e[+]?[0-9]+|[kmbt])", re.IGNORECASE)
 VARIABLE: Final = re.compile(r"\$\w+|\$\{[^}]*\}")
 PAIR: Final = 2
@@ -32,6 +33,7 @@ PAIR: Final = 2
 # What is written for a number: texts, too, since YAML leaves 1e6 one, and Megatron weights.
 WeightText = Annotated[str, Meta(pattern=r"^[0-9.]+([eE][+-]?[0-9]+)?$")]
 CountText = Annotated[str, Meta(pattern=r"^[0-9._]+ *([eE][+]?[0-9]+|[kmbtKMBT])?( *[tT]okens?)?$")]
+EpochText = Annotated[str, Meta(pattern=r"^[0-9]{1,6}(\.[0-9]*)? *[eE]pochs?$")]
 WrittenCount = int | float | CountText | None
 
 
@@ -40,6 +42,8 @@ class WrittenEntry(msgspec.Struct, forbid_unknown_fields=True):
 
     path: str
     weight: float | WeightText | None = None
+    epochs: float | None = None
+    max_epochs: float | None = None
     samples: int | None = None
 
 
@@ -59,7 +63,7 @@ class WrittenSplits(msgspec.Struct, forbid_unknown_fields=True):
 class WrittenSamples(msgspec.Struct, forbid_unknown_fields=True):
     """Samples to draw per split, or tokens as in ``300B tokens``; null is one pass."""
 
-    train: WrittenCount = 0
+    train: WrittenCount | EpochText = 0
     valid: WrittenCount = 0
     test: WrittenCount = 0
 
@@ -67,7 +71,7 @@ class WrittenSamples(msgspec.Struct, forbid_unknown_fields=True):
 class WrittenPhase(msgspec.Struct, forbid_unknown_fields=True):
     """A part of training with its own weights, and how long it is: one of three ways."""
 
-    weights: Annotated[tuple[float, ...], Meta(min_length=1)]
+    weights: Annotated[tuple[float, ...], Meta(min_length=1)] | dict[str, float]
     samples: WrittenCount = None
     tokens: WrittenCount = None
     steps: WrittenCount = None
@@ -104,18 +108,44 @@ def as_configured(fields: Mapping[str, Any]) -> dict[str, Any]:
         length = found.get("sequence_length")
         found["samples"] = {split: _samples(count, length) for split, count in samples.items()}
     if isinstance(phases := found.get("phases"), list | tuple):
-        found["phases"] = [_phase(phase, found.get("sequence_length")) for phase in phases]
+        blend = found.get("blend") or (found.get("blend_per_split") or {}).get("train") or ()
+        paths = [entry.get("path") if isinstance(entry, Mapping) else entry for entry in blend]
+        length = found.get("sequence_length")
+        found["phases"] = [_phase(phase, length, list(map(str, paths))) for phase in phases]
     return found
 
 
-def _phase(phase: Any, length: Any) -> Any:
-    """Return a phase whose numbers may have been texts such as ``12e6``."""
+def _phase(phase: Any, length: Any, paths: Sequence[str]) -> Any:
+    """Return a phase whose numbers may have been texts such as ``12e6``, and weights by name."""
     if not isinstance(phase, Mapping):
         return phase
-    return {
+    found = {
         name: value if name == "weights" else _samples(value, length if name == "samples" else None)
         for name, value in phase.items()
     }
+    if isinstance(weights := found.get("weights"), Mapping):
+        by_path = {_named(str(name), paths): weight for name, weight in weights.items()}
+        found["weights"] = [by_path.get(path, 0.0) for path in paths]
+    return found
+
+
+def _named(name: str, paths: Sequence[str]) -> str:
+    """Return the path of a corpus that a phase names: by its path, or by the end of it.
+
+    Raises
+    ------
+    ConfigError
+        If no corpus has the name, or several have.
+    """
+    meant = [path for path in dict.fromkeys(paths) if path == name or path.endswith(f"/{name}")]
+    if name in meant:
+        return name
+    if len(meant) != 1:
+        known = ", ".join(meant or dict.fromkeys(paths))
+        many = f"several corpora are named so, give the path: {known}"
+        none = f"no corpus of training is named so; there are {known}"
+        raise ConfigError(f"$.phases: {name}: {many if meant else none}")
+    return meant[0]
 
 
 def _samples(count: Any, length: Any) -> Any:
@@ -132,6 +162,8 @@ def _samples(count: Any, length: Any) -> Any:
         return int(count)
     if not isinstance(count, str):
         return count
+    if (epochs := EPOCHS.fullmatch(count.strip())) is not None:
+        return f"{epochs[1]} epochs"
     written = TOKENS.fullmatch(count.strip())
     if written is None:
         return parse_tokens(count) if NUMBER.fullmatch(count.strip()) else count

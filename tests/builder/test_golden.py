@@ -59,14 +59,14 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "add_extra_token": False,
         "drop_last_partial_validation_sequence": False,
     },
-    "passes": {"blend": WEIGHTED, "split": "90,8,2", "samples": SAMPLES, "order": "passes"},
-    "packed": {"blend": WEIGHTED, "split": "90,8,2", "samples": SAMPLES, "order": "packed"},
+    "passes": {"blend": WEIGHTED, "split": "90,8,2", "samples": SAMPLES, "shuffle": "passes"},
+    "packed": {"blend": WEIGHTED, "split": "90,8,2", "samples": SAMPLES, "pack": True},
     "phases": {
         "blend": ["plain", "second", "third"],
         "split": "95,5,0",
         "phases": PHASES,
         "samples": {"valid": 20},
-        "order": "passes",
+        "shuffle": "passes",
     },
 }
 

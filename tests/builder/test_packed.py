@@ -29,7 +29,7 @@ def fields_of(prefix: str, **more: Any) -> dict[str, Any]:
     """Return the configuration of a packed corpus, all of which is for training."""
     return {
         "sequence_length": LENGTH,
-        "order": "packed",
+        "pack": True,
         "split": "1",
         "samples": {"train": 500, "valid": 0, "test": 0},
         "blend": [prefix],
@@ -75,8 +75,8 @@ def test_what_rows_are(
         kept = {n: size for n, size in kept.items() if size <= LENGTH}
     directory = tmp_path_factory.mktemp("packed")
     prefix = write_lengths(directory / "c", np.array(lengths, np.int64))
-    fields = fields_of(prefix, samples={"train": requested}, longer=longer)
-    fields |= {} if most is None else {"documents_per_sample": most}
+    pack = {"documents": most, "longer": longer}
+    fields = fields_of(prefix, samples={"train": requested}, pack=pack)
     if not kept:
         reasons = ("no tokens", "empty .bin", "longer: drop leaves them out")
         assert any(reason in problems_of(fields)[0] for reason in reasons)
@@ -105,14 +105,16 @@ def test_problems(tmp_path: Path) -> None:
     """What packed rows cannot have is refused."""
     prefix = write_lengths(tmp_path / "c", LENGTHS["plain"])
     for wrong, expected in (
-        ({"order": "megatron", "documents_per_sample": 3}, "documents_per_sample: is of order"),
-        ({"order": "passes", "longer": "drop"}, "longer: is of order: packed"),
+        ({"shuffle": "megatron"}, "expected passes: Megatron cuts samples, and does not pack"),
+        ({"shuffle": "windows"}, "expected passes: samples are packed over a whole pass"),
+        ({"shuffle": "none"}, "expected passes: samples are packed by length"),
+        ({"window": 3}, "window: is of shuffle: windows"),
         ({"add_extra_token": False}, "the last token of a row"),
         ({"sequence_length": (1 << 26) + 1}, "expected at most 67108864"),
     ):
         assert any(expected in problem for problem in problems_of(fields_of(prefix, **wrong)))
     short = write_lengths(tmp_path / "s", np.array([70, 80]))
-    found = problems_of(fields_of(short, longer="drop"))
+    found = problems_of(fields_of(short, pack={"longer": "drop"}))
     assert "are longer than sequence_length" in found[0]
 
 

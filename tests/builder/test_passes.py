@@ -80,7 +80,7 @@ def test_tokens_in_passes(order: str, tmp_path: Path) -> None:
     here.index(write_tokens(tmp_path / "data"), tmp_path / "c")
     prefix = str(tmp_path / "c")
     window = {"window": 2} if order == "windows" else {}
-    fields = fields_of(prefix) | {"order": order, "split": "1", "blend": [prefix]} | window
+    fields = fields_of(prefix) | {"shuffle": order, "split": "1", "blend": [prefix]} | window
     built = here.build(fields, tmp_path / "caches")
     found = arrays_of(open_cache(built.path))
     documents = found["document_index"]
@@ -111,7 +111,7 @@ def test_rows_have_one_array(tmp_path: Path) -> None:
     prefix = str(tmp_path / "rows")
     fields = {
         "sequence_length": 1,
-        "order": "passes",
+        "shuffle": "passes",
         "split": "80,20,0",
         "samples": {"train": 100, "valid": 10, "test": 0},
         "blend": [prefix],
@@ -123,7 +123,7 @@ def test_rows_have_one_array(tmp_path: Path) -> None:
     assert len(order) == 120
     assert [sorted(order[k : k + 40]) for k in (0, 40, 80)] == [list(range(40))] * 3
     for more, expected in (
-        ({"order": "megatron"}, "give order: passes"),
+        ({"shuffle": "megatron"}, "give shuffle: passes"),
         ({"sequence_length": 64}, "expected 1 for rows"),
     ):
         with pytest.raises(ConfigError, match=expected):

@@ -39,6 +39,12 @@ from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.threads import run_ranks
 
+ORDER: dict[str, dict[str, Any]] = {
+    **{name: {"shuffle": name} for name in ("megatron", "passes", "windows", "none")},
+    "packed": {"pack": True},
+}
+"""The fields of each order."""
+
 
 def fields_of(directory: Path, phases: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """Return the configuration of three corpora and some phases."""
@@ -221,7 +227,7 @@ def test_phases_that_ask_for_more_than_there_is(tmp_path: Path) -> None:
 @given(
     samples=st.lists(st.integers(1, 60), min_size=1, max_size=3),
     data=st.data(),
-    order=st.sampled_from(["passes", "packed", "windows"]),
+    order=st.sampled_from(["passes", "packed", "windows", "none"]),
 )
 def test_any_sample_can_be_continued(
     samples: list[int], data: st.DataObject, order: str, tmp_path_factory: pytest.TempPathFactory
@@ -232,7 +238,7 @@ def test_any_sample_can_be_continued(
     weights = [data.draw(numbers.filter(any)) for _ in samples]
     weights[0] = [n + 1 for n in weights[0]]
     phases = [{"samples": n, "weights": w} for n, w in zip(samples, weights, strict=True)]
-    fields = fields_of(directory, phases, order=order, mid_level_dataset_surplus=3.0)
+    fields = fields_of(directory, phases, **ORDER[order], mid_level_dataset_surplus=3.0)
     old = here.build(fields, directory / "caches").path
     corpora, numbers_of = blend_of(old)
     consumed = data.draw(st.integers(1, len(corpora)))
@@ -245,10 +251,10 @@ def test_any_sample_can_be_continued(
         assert own[new == corpus].tolist() == list(range(int((new == corpus).sum())))
 
 
-@pytest.mark.parametrize("order", ["megatron", "passes"])
+@pytest.mark.parametrize("order", ["megatron", "passes", "none"])
 def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
     """Its blend begins with the consumed one, its sections are taken over, new ones begin anew."""
-    fields = fields_of(tmp_path, THREE, order=order)
+    fields = fields_of(tmp_path, THREE, **ORDER[order])
     first = fields | {"blend": fields["blend"][:2]}
     first["phases"] = [{**phase, "weights": phase["weights"][:2]} for phase in THREE[::2]]
     old = here.build(first, tmp_path / "caches")
@@ -265,7 +271,7 @@ def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
     assert np.array_equal(corpora[777:], expected)
     assert np.array_equal(samples[777:], numbers + taken[expected])
     keys = [open_cache(path).table("sections")["key"].tolist() for path in (old.path, new.path)]
-    assert order == "passes" or set(keys[0][:2]) <= set(keys[1])
+    assert order != "megatron" or set(keys[0][:2]) <= set(keys[1])
     third = second | {"continue": {"cache": new.path, "samples": 800}, "phases": [more]}
     again = blend_of(here.build(third, tmp_path / "caches").path)[0]
     assert np.array_equal(again[:800], corpora[:800])
@@ -278,6 +284,57 @@ def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
         run(Path(new.path), tmp_path / "local", naming=Naming())
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_weights_are_one_phase(count: int, tmp_path: Path) -> None:
+    """Weights with `samples.train`, or one corpus, continue and are continued as a phase does."""
+    fields = fields_of(tmp_path, []) | {"shuffle": "passes"}
+    del fields["phases"]
+    blend = fields["blend"][:count]
+    weighted = blend if count == 1 else [{"path": path, "weight": 2} for path in blend]
+    samples = {"train": 500, "valid": 10, "test": 0}
+    old = here.build(fields | {"blend": weighted, "samples": samples}, tmp_path / "caches").path
+    more = fields | {"continue": {"cache": old, "samples": 300}}
+    by_weights = plan_of(more | {"blend": weighted, "samples": samples | {"train": 400}})
+    phases = [{"samples": 400, "weights": [2] * count}]
+    by_phases = plan_of(more | {"blend": blend, "phases": phases, "samples": {"valid": 10}})
+    if count > 1:
+        assert by_weights.key == by_phases.key
+    begun = distcache.open(old).dataset("train")
+    found = distcache.open(
+        here.build(
+            more | {"blend": weighted, "samples": samples | {"train": 400}}, tmp_path / "caches"
+        ).path
+    ).dataset("train")
+    assert len(found) == 700
+    for sample in (0, 1, 299):
+        assert found[sample]["tokens"].equal(begun[sample]["tokens"])
+    with pytest.raises(ConfigError, match=r"say what follows: weights, or one corpus, with"):
+        plan_of(more | {"blend": blend, "samples": {"valid": 10}})
+
+
+def test_weights_by_name(tmp_path: Path) -> None:
+    """A phase names corpora by their paths, or by the ends of them; the others have none."""
+    phases = [{"samples": 90, "weights": [3, 0, 1]}, {"samples": 60, "weights": [0, 1, 0]}]
+    fields = fields_of(tmp_path, phases)
+    plain = fields["blend"][0]
+    named = [
+        {"samples": 90, "weights": {"third": 1, plain: 3}},
+        {"samples": 60, "weights": {"second": 1}},
+    ]
+    assert plan_of(fields | {"phases": named}).key == plan_of(fields).key
+    for name, blend, expected in (
+        (
+            "fourth",
+            fields["blend"],
+            "no corpus of training is named so; there are ",
+        ),
+        ("plain", [plain, str(tmp_path / "x" / "plain")], "several corpora are named so, give the"),
+    ):
+        wrong = [{"samples": 9, "weights": {name: 1}}]
+        with pytest.raises(ConfigError, match=expected):
+            plan_of(fields | {"phases": wrong, "blend": blend})
+
+
 def test_what_cannot_be_continued(tmp_path: Path) -> None:
     """Each says what is wrong."""
     fields = fields_of(tmp_path, THREE)
@@ -286,7 +343,7 @@ def test_what_cannot_be_continued(tmp_path: Path) -> None:
     for change, expected in (
         ({"continue": {"cache": old, "samples": 99_999}}, "99999, and .* has 14"),
         ({"seed": 5}, "seed is 5, and 1234"),
-        ({"order": "packed"}, "packing is .* and None"),
+        ({"pack": True}, "packing is .* and None"),
         (
             {
                 "blend": fields["blend"][:2],
@@ -331,14 +388,14 @@ def test_what_a_plan_says_of_phases(tmp_path: Path) -> None:
 @pytest.mark.parametrize("order", ["passes", "packed"])
 def test_what_has_grown_is_compared_too(order: str, tmp_path: Path) -> None:
     """A corpus that was written anew is found, whatever is asked of it; so is another packing."""
-    fields = fields_of(tmp_path, THREE, order=order)
+    fields = fields_of(tmp_path, THREE, **ORDER[order])
     old = here.build(fields, tmp_path / "caches").path
     more = [{"samples": 9000, "weights": [1, 1, 3]}]
     second = fields | {"continue": {"cache": old, "samples": 700}, "phases": more}
     assert plan_of(second).sections[0].size.passes > plan_of(fields).sections[0].size.passes
     if order == "packed":
         with pytest.raises(ConfigError, match="packing is"):
-            plan_of(second | {"documents_per_sample": 2})
+            plan_of(second | {"pack": {"documents": 2}})
     write_lengths(tmp_path / "plain", LENGTHS["plain"][::-1])
     with pytest.raises(ConfigError, match="is not the corpus that"):
         plan_of(second)
@@ -373,9 +430,9 @@ def test_phases_without_a_blend(of: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", ["idx", "bin", ""])
 def test_a_corpus_that_is_drawn_no_more_may_go(order: str, left: str, tmp_path: Path) -> None:
     """The cache that follows is the same without its files; nothing that follows reads them."""
-    old = here.build(fields_of(tmp_path, THREE, order=order), tmp_path / "caches").path
+    old = here.build(fields_of(tmp_path, THREE, **ORDER[order]), tmp_path / "caches").path
     more = [{"samples": 50, "weights": [1, 0, 2]}]
-    fields = fields_of(tmp_path, more, order=order)
+    fields = fields_of(tmp_path, more, **ORDER[order])
     second = fields | {"continue": {"cache": old, "samples": 700}}
     whole = here.build(second, tmp_path / "caches", "whole")
     for suffix in {"idx", "bin"} - {left}:

@@ -141,7 +141,7 @@ def test_plan_of_packed_phases(blend_config: dict[str, Any], tmp_path: Path) -> 
     """It says how full rows are, and what each phase takes."""
     blend = [entry["path"] for entry in blend_config["blend"]]
     phases = [{"samples": n, "weights": [n % 7 + k for k in range(len(blend))]} for n in (100, 50)]
-    fields = blend_config | {"order": "packed", "blend": blend, "phases": phases}
+    fields = blend_config | {"pack": True, "blend": blend, "phases": phases}
     fields["samples"] = {"valid": 5, "test": 2}
     (tmp_path / "p.json").write_text(json.dumps(fields))
     plan = json.loads(start(["plan", tmp_path / "p.json", "--json"]).stdout)

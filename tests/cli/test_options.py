@@ -101,7 +101,7 @@ def test_help_is_that_of_the_fields() -> None:
 BLEND = {"sequence_length": 32, "split": "9,1,0", "blend": ["a", {"path": "b"}]}
 READ: list[dict[str, Any]] = [
     BLEND,
-    BLEND | {"samples": {"train": 100, "valid": None}, "order": "passes"},
+    BLEND | {"samples": {"train": 100, "valid": None}, "shuffle": "passes"},
     {"sequence_length": 8, "blend_per_split": {"train": [{"path": "a", "weight": 0.5}]}},
     {"seq_length": 8, "data_path": ["1", "a"], "split": "9,1,0", "train_iters": 1,
      "global_batch_size": 2, "eval_iters": 0, "eval_interval": 1},
@@ -117,13 +117,15 @@ READ: list[dict[str, Any]] = [
     {"sequence_length": 8, "blend_per_split": {"train": "0.5 a 0.5 b"}, "samples": {"train": 9}},
     BLEND | {"phases": [{"weights": [1, 2], "tokens": "12e3"}, {"weights": [2, 1], "steps": 2.0,
                                                                "batch_size": "1k"}]},
+    BLEND | {"pack": {"documents": 8, "longer": "drop"}},
+    BLEND | {"pack": True, "shuffle": "passes"},
     BLEND | {"slurm": {"sbatch": ["--exclusive"]}, "tokenizer": {"class": "X"}},
 ]  # fmt: skip
 WRONG: list[dict[str, Any]] = [
     BLEND | {"sequnce_length": 3},
     BLEND | {"sequence_length": 0},
     BLEND | {"blend": [{"path": "a", "wieght": 1}]},
-    BLEND | {"order": "random"},
+    BLEND | {"shuffle": "random"},
     BLEND | {"phases": []},
     BLEND | {"samples": {"train": "many"}},
     BLEND | {"of_command": True},

@@ -114,7 +114,7 @@ def test_a_corpus_that_is_too_short_is_named(tmp_path: Path) -> None:
     """A blend leaves it out, and the command says so."""
     words = ["mock", "--documents", "4", "--count", "4", "--lengths", "uniform:1:5"]
     done = start([*words, "--seed", "2", "--out", tmp_path / "mock"])
-    assert "1 corpus is too short for a sample, and left out of blend.json" in done.stderr
+    assert "1 corpus is too short for a sample, and left out of blend.json: /" in done.stderr
     assert len(json.loads((tmp_path / "mock" / "blend.json").read_text())["blend"]) == 3
     assert start(["build", tmp_path / "mock/blend.json", "-o", tmp_path / "c"]).returncode == 0
 

@@ -418,7 +418,7 @@ def test_packed_rows_need_the_end_of_documents(tmp_path: Path, tokenizers: Path)
     def fields(name: str) -> dict[str, Any]:
         return {
             "sequence_length": 64,
-            "order": "packed",
+            "pack": True,
             "split": "1",
             "samples": {"train": 10},
             "blend": [str(tmp_path / name)],

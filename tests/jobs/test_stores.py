@@ -96,6 +96,21 @@ def test_a_disk_that_somebody_else_fills(
     assert verify_store(store) == []
 
 
+def test_megatrons_files_do_not_fit(
+    blend_config: dict[str, Any], shared: Path, ext4_disk: Path
+) -> None:
+    """`verify --against-megatron` says what to do, and leaves nothing."""
+    cache = here.build(blend_config, shared, "c").path
+    fill(ext4_disk, 1 << 16)
+    before = set(ext4_disk.iterdir())
+    words = ["verify", cache, "--against-megatron"]
+    done = start(words, environment={"TMPDIR": str(ext4_disk)})
+    assert done.returncode == 6, done.stderr
+    assert "set TMPDIR" in done.stderr
+    assert not {path.name for path in set(ext4_disk.iterdir()) - before} - {"torchinductor_root"}
+    assert start(words).returncode == 0
+
+
 def test_bits_flipped_anywhere_are_found_and_mended(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:

@@ -148,7 +148,7 @@ def test_another_tokenizer_is_not_found(tmp_path: Path) -> None:
     [
         ({"add_extra_token": False}, "has add_extra_token: false, which NeMo Automodel"),
         ({"mid_level_dataset_surplus": 0.2}, "has mid_level_dataset_surplus: 0.2"),
-        ({"order": "packed", "tokenizer": {**TOKENIZER}}, "has packing, which NeMo Automodel"),
+        ({"pack": True, "tokenizer": {**TOKENIZER}}, "has packing, which NeMo Automodel"),
         ({"blend": 1}, "a blend of one corpus"),
         ({"tokenizer": None}, "does not know the tokenizer"),
         ({"tokenizer": {"class": "NullTokenizer"}}, "by the tokenizer's name_or_path"),

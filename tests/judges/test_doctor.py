@@ -155,7 +155,7 @@ def test_what_packed_rows_need(small: dict[str, str], tmp_path: Path) -> None:
         "sequence_length": config.sequence_length, "seed": config.seed, "split": config.split,
         "samples": {split: config.samples_of(split) for split in ("train", "valid", "test")},
         "blend": [{"path": small["plain"], "weight": 1}, {"path": small["second"], "weight": 3}],
-        "tokenizer": config.tokenizer, "order": "packed",
+        "tokenizer": config.tokenizer, "pack": True,
     }  # fmt: skip
     out = tmp_path / "out"
     export(open_cache(here.build(fields, tmp_path / "shared").path), out)

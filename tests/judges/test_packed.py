@@ -53,12 +53,12 @@ MASKS: list[dict[str, Any]] = [
 ]
 PHASES = [{"samples": 150, "weights": [5, 1, 0]}, {"samples": 100, "weights": [1, 2, 2]}]
 CASES: dict[str, dict[str, Any]] = {
-    "packed": {"order": "packed"},
-    "packed, few documents": {"order": "packed", "documents_per_sample": 2},
-    "packed, none cut": {"order": "packed", "longer": "drop"},
-    "passes": {"order": "passes"},
+    "packed": {"pack": True},
+    "packed, few documents": {"pack": {"documents": 2}},
+    "packed, none cut": {"pack": {"longer": "drop"}},
+    "passes": {"shuffle": "passes"},
     "phases": {"phases": PHASES},
-    "packed phases": {"order": "packed", "phases": PHASES},
+    "packed phases": {"pack": True, "phases": PHASES},
 }
 
 
@@ -167,10 +167,11 @@ def random_case(random: np.random.Generator, directory: Path) -> tuple[dict[str,
         "blend": [{"path": path, "weight": float(random.integers(1, 6))} for path in prefixes],
     }
     order = str(random.choice(["packed", "passes", "megatron"]))
-    fields["order"] = order
     if order == "packed":
-        fields["longer"] = str(random.choice(["cut", "drop"]))
-        fields |= {} if random.random() < 0.5 else {"documents_per_sample": 2}
+        longer = str(random.choice(["cut", "drop"]))
+        fields["pack"] = {"longer": longer, "documents": None if random.random() < 0.5 else 2}
+    else:
+        fields["shuffle"] = order
     if random.random() < 0.5:
         weights = random.integers(0, 5, (2, count)) + np.array([[1], [0]])
         weights[1, int(random.integers(count))] += 1

@@ -152,7 +152,7 @@ def test_batches_are_megatrons(
 @pytest.mark.parametrize(
     "more",
     [
-        {"order": "packed"},
+        {"pack": True},
         {
             "phases": [
                 {"samples": 150, "weights": [1, 1]},

@@ -276,12 +276,12 @@ def test_faults_of_shares_are_named(large: Callable[..., Path]) -> None:
 
 def test_padding_and_heavy_steps_are_named(large: Callable[..., Path]) -> None:
     """Rows that are mostly padding, and a step whose documents are much longer than others'."""
-    path = large(order="packed", documents_per_sample=1)
+    path = large(pack={"documents": 1})
     assert "padding" in kinds_of(make_report(trace(path)))
     lengths = np.full(3000, 3)
     lengths[1000:1010] = 32 * 8
     report = make_report(
-        trace(large(lengths, weights=[1.0, 1e-9], order="megatron")), samples=300, batch=1
+        trace(large(lengths, weights=[1.0, 1e-9], shuffle="megatron")), samples=300, batch=1
     )
     assert "heavy step" in kinds_of(report)
 

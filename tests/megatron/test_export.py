@@ -296,7 +296,7 @@ def test_a_directory_belongs_to_one_cache(
     """The names do not say in which order samples are; damaged arrays of its own are replaced."""
     caches = [
         open_cache(here.build(blend_config | more, shared, f"c{number}").path)
-        for number, more in enumerate(({}, {"order": "passes"}, {"order": "packed"}))
+        for number, more in enumerate(({}, {"shuffle": "passes"}, {"pack": True}))
     ]
     for first in caches:
         directory = tmp_path / f"of-{first.identity['order']}"
@@ -322,7 +322,7 @@ def test_a_directory_belongs_to_one_cache(
 def test_what_packed_rows_need(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
     """Is printed as options and warnings."""
     made = export(
-        open_cache(here.build(blend_config | {"order": "packed"}, shared).path), tmp_path / "out"
+        open_cache(here.build(blend_config | {"pack": True}, shared).path), tmp_path / "out"
     )
     assert "--eod-mask-loss" in made.arguments
     assert "--dataloader-defer-npy-index-mmap" not in made.arguments
@@ -334,7 +334,7 @@ def test_two_exports_at_once(blend_config: dict[str, Any], shared: Path, tmp_pat
     """Of different orders: the later one is refused, and changes nothing."""
     caches = [
         open_cache(here.build(blend_config | more, shared, f"c{number}").path)
-        for number, more in enumerate(({}, {"order": "passes"}))
+        for number, more in enumerate(({}, {"shuffle": "passes"}))
     ]
     with ThreadPoolExecutor(2) as pool:
         done = [pool.submit(export, cache, tmp_path / "out") for cache in caches]

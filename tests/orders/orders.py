@@ -36,14 +36,16 @@ PHASES: dict[str, Any] = {
 ORDERS: dict[str, Order] = {
     "megatron": Order({}, grows=False),
     "no extra token": Order({"add_extra_token": False}, grows=False),
-    "passes": Order({"order": "passes"}),
-    "passes, no extra token": Order({"order": "passes", "add_extra_token": False}),
-    "windows": Order({"order": "windows", "window": 40}),
-    "packed": Order({"order": "packed"}, packs=True),
-    "packed, cut": Order({"order": "packed", "documents_per_sample": 2}, packs=True),
+    "passes": Order({"shuffle": "passes"}),
+    "passes, no extra token": Order({"shuffle": "passes", "add_extra_token": False}),
+    "none": Order({"shuffle": "none"}),
+    "windows": Order({"shuffle": "windows", "window": 40}),
+    "packed": Order({"pack": True}, packs=True),
+    "packed, cut": Order({"pack": {"documents": 2}}, packs=True),
     "phases": Order(PHASES, grows=False),
-    "passes in phases": Order({"order": "passes", **PHASES}, grows=False),
-    "packed in phases": Order({"order": "packed", **PHASES}, grows=False, packs=True),
+    "passes in phases": Order({"shuffle": "passes", **PHASES}, grows=False),
+    "none in phases": Order({"shuffle": "none", **PHASES}, grows=False),
+    "packed in phases": Order({"pack": True, **PHASES}, grows=False, packs=True),
 }
 
 

@@ -53,10 +53,10 @@ def test_each_has_a_key_of_its_own(numbered: Path) -> None:
     """And a field that an order does not use is refused."""
     keys = {case: here.plan(fields_of(numbered, case)).key for case in ORDERS}
     assert len(set(keys.values())) == len(ORDERS)
-    for case, more in (("windows", {"window": 41}), ("packed", {"documents_per_sample": 9})):
+    for case, more in (("windows", {"window": 41}), ("packed", {"pack": {"documents": 9}})):
         assert here.plan(fields_of(numbered, case) | more).key not in keys.values()
-    for case in ("megatron", "passes", "packed"):
-        with pytest.raises(ConfigError, match="window: is of order: windows"):
+    for case in ("megatron", "passes", "none", "packed"):
+        with pytest.raises(ConfigError, match="window: is of shuffle: windows"):
             here.plan(fields_of(numbered, case) | {"window": 3})
 
 
@@ -98,7 +98,7 @@ def test_each_pass_has_every_sequence(case: str, numbered: Path, tmp_path: Path)
         if case in GROWING and section.size.passes > 1:
             first, second, *_ = np.split(order, section.size.passes)
             assert sorted(first) == sorted(second)
-            assert not np.array_equal(first, second)
+            assert np.array_equal(first, second) == (case == "none")
 
 
 @pytest.mark.parametrize("case", GROWING)

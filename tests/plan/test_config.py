@@ -43,7 +43,7 @@ def problems_of(**changes: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize("changes", [{}, {"order": "windows", "window": 2}])
+@pytest.mark.parametrize("changes", [{}, {"shuffle": "windows", "window": 2}, {"pack": {}}])
 def test_ranks_are_sent_what_was_read(changes: dict[str, Any]) -> None:
     """A default is a value that a decoder takes, too."""
     config = config_from_mapping(GOOD | changes)
@@ -64,8 +64,17 @@ def test_defaults_are_megatrons() -> None:
     [
         ({"sequence_len": 3}, "$.sequence_len: unknown field"),
         (
-            {"order": "none"},
-            "$.order: Invalid enum value 'none'; expected one of megatron, passes, windows, packed",
+            {"shuffle": "some"},
+            "$.shuffle: Invalid enum value 'some'; expected one of megatron, passes, windows, none",
+        ),
+        (
+            {"shuffle": False},
+            "$.shuffle: Expected `str | null`, got `bool`; expected one of megatron, passes",
+        ),
+        (
+            {"pack": {"documents_per_sample": 3}},
+            "$.pack.documents_per_sample: unknown field; did you mean documents? There are: "
+            "documents, longer",
         ),
         ({"sequence_length": "absent"}, "$.sequence_length: missing"),
         ({"sequence_length": "16"}, "$.sequence_length: Expected `int`, got `str`"),

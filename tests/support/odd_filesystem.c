@@ -8,7 +8,7 @@
 //
 // "strike=ACTION:CALL:N:PART": before this process's N-th CALL on a path that has PART. CALL is
 // read, write, fsync, link, rename, unlink, mkdir, map or reserve (of space). ACTION is kill, term, usr1, usr2, twice
-// (two signals), hang, pause (five seconds, or until the file of "struck" is removed), cut (the file
+// (two signals), hang, pause (five seconds, or up to 60 until the file of "struck" is removed), cut (the file
 // to a page, or "cut=PATH"), full or broken (this call and all later ones find no space, or fail
 // with EIO), ENOSPC or EIO (this call fails). "rank=R": only in that rank of MPI. "struck=PATH": a
 // file that says that it has struck.

@@ -47,7 +47,7 @@ def fields_of(*prefixes: str, **more: Any) -> dict[str, Any]:
     samples = {"train": 300, "valid": 0, "test": 0}
     return {
         "sequence_length": 1,
-        "order": "passes",
+        "shuffle": "passes",
         "split": "1",
         "samples": samples,
         "blend": blend,

@@ -372,7 +372,8 @@ def test_a_larger_cache_continues_a_smaller_one(blend_config: dict[str, Any], sh
         (order, samples): distcache.open(
             here.build(
                 blend_config
-                | {"order": order, "samples": {"train": samples, "valid": 10, "test": 0}},
+                | ({"pack": True} if order == "packed" else {"shuffle": order})
+                | {"samples": {"train": samples, "valid": 10, "test": 0}},
                 shared,
                 f"{order}-{samples}",
             ).path

@@ -168,7 +168,7 @@ def test_a_blend_with_validation(tmp_path: Path) -> None:
     corpora = {n: write_lengths(tmp_path / n, LENGTHS[n]) for n in ("plain", "second", "long")}
     fields = {
         "sequence_length": LENGTH,
-        "order": "packed",
+        "pack": True,
         "split": "90,10,0",
         "samples": {"train": 3000, "valid": 200, "test": 0},
         "blend": [{"path": path, "weight": 1.0 + n} for n, path in enumerate(corpora.values())],

@@ -29,7 +29,7 @@ from tests.train.test_rows import KINDS, sample
 pytestmark = pytest.mark.slow
 
 WINDOWS: dict[str, Any] = {
-    "order": "windows",
+    "shuffle": "windows",
     "window": 2,
     "samples": {"train": 900, "valid": 20, "test": 10},
 }
@@ -83,7 +83,7 @@ def rows_cache(tmp_path: Path, root: Path, codec: str = "zstd", **fields: Any) -
     here.index(write_mds(tmp_path / "mds", KINDS, samples, codec=codec), tmp_path / "c", column="")
     rows = {
         "sequence_length": 1,
-        "order": "windows",
+        "shuffle": "windows",
         "window": 2,
         "split": "1",
         "samples": {"train": 130, "valid": 0, "test": 0},
@@ -199,7 +199,7 @@ def test_validation_sets(tmp_path: Path, root: Path) -> None:
         valid.append({"path": str(tmp_path / name), "samples": 20})
     fields = {
         "sequence_length": 1,
-        "order": "windows",
+        "shuffle": "windows",
         "window": 2,
         "samples": {"train": 30, "valid": 0, "test": 0},
         "blend_per_split": {"train": [{"path": str(tmp_path / "v1"), "weight": 1}], "valid": valid},

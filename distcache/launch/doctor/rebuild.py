@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import platform
 import resource
 import tempfile
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-import distcache
 from distcache.builder.build_record import read_build_record
-from distcache.cache.contents import Cache, open_cache
-from distcache.cache.corpus_places import Moves, corpus_places
-from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NotReady
-from distcache.extras import needing
+from distcache.cache.contents import Cache, Contents, open_cache
+from distcache.cache.corpus_places import corpus_places
+from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NoSpace, NotReady
 from distcache.launch.doctor.training import alone, quiet
 from distcache.megatron.export import wrong_files
-from distcache.megatron.names import Naming
+from distcache.megatron.names import Naming, megatron_files
 from distcache.plan.config import SPLITS
-from distcache.storage.units import counted
+from distcache.storage.units import counted, size_text
 
 PREFIX: Final = "distcache-megatron."  # of the directory in TMPDIR
-MAX_SAMPLES: Final = 1000  # that are compared, evenly spaced over training
 MAX_NAMED: Final = 3  # differing files in a message
-TOKENIZER: Final = {"class": "distcache"}  # in the names of files that are removed again
-FOREIGN: Final = {"phases", "continue"}  # fields of an identity that Megatron does not have
+# The names of files that are removed again.
+NAMING: Final = Naming(tokenizer={"class": "distcache"}, fim=False)
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
@@ -40,7 +40,6 @@ class Rebuilt(msgspec.Struct, frozen=True):
     own_seconds: float | None  # duration of distcache's build; None if it is not recorded whole
     own_ranks: int | None  # ranks of that build
     files: int  # files that Megatron wrote
-    samples: int  # training samples that both read
 
     def text(self) -> str:
         """Return both durations, and what was compared, in one line."""
@@ -49,17 +48,51 @@ class Rebuilt(msgspec.Struct, frozen=True):
             own = f", distcache on {counted(self.own_ranks, 'rank')} {self.own_seconds:.2f} s"
         return (
             f"Megatron-Core {self.release} on one rank {self.seconds:.2f} s{own}: "
-            f"all {self.files:,} files equal, {self.samples:,} of {self.samples:,} samples equal"
+            f"all {self.files:,} files are equal"
         )
 
 
-def rebuild_with_megatron(path: str | Path, moves: Moves = ()) -> Rebuilt:
+def require_megatrons(contents: Contents) -> None:
+    """Refuse a cache that Megatron-Core cannot build, and an environment without it.
+
+    Raises
+    ------
+    ConfigError
+        If Megatron has no such order, or is not installed.
+    """
+    identity = contents.identity
+    blends = identity["blend_per_split"] or {"train": identity["blend"]}
+    here = "fused" if platform.machine() == "aarch64" else "separate"
+    arithmetic = identity.get("blend_arithmetic", "separate")
+    reasons = {
+        f"order: {identity['order']}": identity["order"] != "megatron",
+        "phases": "phases" in identity,
+        "continue": "continue" in identity,
+        "samples of one validation set": any(
+            len(entry) > 2 for blend in blends.values() for entry in blend
+        ),
+        f"blend_arithmetic: {arithmetic}, and this machine's is {here}": arithmetic != here,
+    }
+    found = [reason for reason, applies in reasons.items() if applies]
+    if found:
+        raise ConfigError(f"{contents.path}: Megatron-Core here cannot build it: {found[0]}")
+    try:
+        with quiet():
+            importlib.import_module("megatron.core.datasets.blended_megatron_dataset_builder")
+    except ImportError as error:
+        raise ConfigError(
+            f"Megatron-Core cannot be imported ({error}): pip install megatron-core, or run this "
+            "in the training container"
+        ) from error
+
+
+def rebuild_with_megatron(path: str | Path, moves: tuple[tuple[str, str], ...] = ()) -> Rebuilt:
     """Build a cache's arrays with Megatron-Core, in a temporary directory, and compare them.
 
     Parameters
     ----------
     path : path
-        A cache in Megatron's order, whose corpora are files.
+        A cache that `require_megatrons` lets pass, whose corpora are files.
     moves : sequence of (str, str)
         Directories of corpora at the time of the build, and now.
 
@@ -71,46 +104,47 @@ def rebuild_with_megatron(path: str | Path, moves: Moves = ()) -> Rebuilt:
     Raises
     ------
     CacheCorrupt
-        If an array or a sample differs.
+        If a file differs.
     ConfigError
-        If Megatron has no such order, is not installed, or cannot build.
+        If Megatron cannot build.
+    NoSpace
+        If its files do not fit into the temporary directory.
     """
     cache = open_cache(path)
     cache.moves = moves
-    foreign = sorted(FOREIGN & cache.identity.keys())
-    foreign += ["fim_data"] if cache.naming.get("fim_data") else []
-    if (order := cache.identity["order"]) != "megatron" or foreign:
-        reason = f"order: {order}" if order != "megatron" else ", ".join(foreign)
-        raise ConfigError(f"{cache.path}: is not in Megatron's own order ({reason})")
-    with needing("--against-megatron"):
-        importlib.import_module("torch")
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # Megatron holds two files per corpus
     places = dict(zip(cache.prefixes, corpus_places(cache), strict=True))
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name, alone(Path(name)):
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         directory = Path(name) / "cache"
         try:
-            with quiet():
-                release, built, seconds = _build(cache, places, directory)
+            with quiet(), alone():
+                release, seconds = _build(cache, places, directory)
         except DistcacheError:  # an interruption
             raise
-        except ImportError as error:
-            text = f"{error}: pip install megatron-core, or run this in the training container"
-            raise ConfigError(f"Megatron-Core cannot be imported: {text}") from error
         except Exception as error:  # Megatron's are of any kind
+            if any(getattr(cause, "errno", 0) == errno.ENOSPC for cause in _causes(error)):
+                needed = size_text(cache.header.file_size)
+                text = f"{tempfile.gettempdir()}: Megatron's files need {needed}; set TMPDIR"
+                raise NoSpace(text) from error
             text = f"Megatron-Core cannot build it here: {type(error).__name__}: {error}"
             raise ConfigError(f"{cache.path}: {text}") from error
-        wrong = list(wrong_files(cache, directory, places.__getitem__, Naming(tokenizer=TOKENIZER)))
-        if wrong:
-            names = ", ".join(path.name for path in wrong[:MAX_NAMED])
-            text = f"Megatron-Core {release} builds {len(wrong)} other files: {names}"
-            raise CacheCorrupt(f"{cache.path}: {text}")
-        files = len(list(directory.iterdir()))
-        samples = 0
-        if built[0] is not None:
-            ours = distcache.open(path, prefixes=dict(moves))
-            samples = _compare_samples(ours.dataset("train", eod=0), built[0])
-    return Rebuilt(release, seconds, *_own_duration(cache), files, samples)
+        expected = {
+            f"{entry.stem}-{end}"
+            for entry in megatron_files(cache, places.__getitem__, NAMING)
+            for end in ("description.txt", *(f"{array}.npy" for array in entry.arrays))
+        }
+        wrong = {path.name for path in wrong_files(cache, directory, places.__getitem__, NAMING)}
+        wrong |= expected ^ {path.name for path in directory.iterdir()}
+    if wrong:
+        names = ", ".join(sorted(wrong)[:MAX_NAMED])
+        text = f"Megatron-Core {release} builds {counted(len(wrong), 'other file')}: {names}"
+        raise CacheCorrupt(f"{cache.path}: {text}")
+    return Rebuilt(release, seconds, *_own_duration(cache), len(expected))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _own_duration(cache: Cache) -> tuple[float | None, int | None]:
@@ -124,9 +158,9 @@ def _own_duration(cache: Cache) -> tuple[float | None, int | None]:
     return sum(record.ranks[0].seconds.values()), len(record.ranks)
 
 
-def _build(cache: Cache, places: dict[str, str], directory: Path) -> tuple[str, list[Any], float]:
-    """Return Megatron's release, its datasets, and the seconds of its builder."""
-    release = importlib.import_module("megatron.core.package_info").__version__
+def _build(cache: Cache, places: dict[str, str], directory: Path) -> tuple[str, float]:
+    """Return Megatron's release, and the seconds of its builder."""
+    release: str = importlib.import_module("megatron.core.package_info").__version__
     gpt = importlib.import_module("megatron.core.datasets.gpt_dataset")
     builder = importlib.import_module("megatron.core.datasets.blended_megatron_dataset_builder")
     identity = cache.identity
@@ -149,7 +183,7 @@ def _build(cache: Cache, places: dict[str, str], directory: Path) -> tuple[str, 
         path_to_cache=str(directory),
         mid_level_dataset_surplus=identity["mid_level_dataset_surplus"],
         tokenizer=SimpleNamespace(
-            unique_identifiers=OrderedDict(TOKENIZER),
+            unique_identifiers=OrderedDict(NAMING.tokenizer or {}),
             eod=0,
             pad=-1,
             vocab_size=None,
@@ -163,18 +197,15 @@ def _build(cache: Cache, places: dict[str, str], directory: Path) -> tuple[str, 
         create_attention_mask=False,
     )
     sizes = [identity["samples"][split] for split in SPLITS]
-    asked = builder.BlendedMegatronDatasetBuilder(gpt.GPTDataset, sizes, lambda: True, settings)
+    dataset_builder = builder.BlendedMegatronDatasetBuilder(
+        gpt.GPTDataset, sizes, lambda: True, settings
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # it holds two files of each corpus
     begin = time.perf_counter()
-    built = asked.build()
-    return release, built, time.perf_counter() - begin
-
-
-def _compare_samples(ours: Any, theirs: Any) -> int:
-    """Compare samples that both read, and return how many there were."""
-    count = min(len(theirs), MAX_SAMPLES)
-    for i in (len(theirs) * number // count for number in range(count)):
-        mine, other = ours[i], theirs[i]
-        for name in ("tokens", "labels", "loss_mask", "position_ids"):
-            if not mine[name].equal(other[name]):
-                raise CacheCorrupt(f"sample {i} of training: {name} differs from Megatron-Core's")
-    return count
+    try:
+        dataset_builder.build()
+    finally:
+        seconds = time.perf_counter() - begin
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return release, seconds
