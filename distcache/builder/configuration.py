@@ -208,15 +208,21 @@ def _decode(fields: Mapping[str, Any]) -> Config:
         try:
             values[known[name].name] = msgspec.convert(fields[name], known[name].type, strict=True)
         except msgspec.ValidationError as error:
-            problems.append(_with_path(name, str(error)) + _choices(known[name].type, str(error)))
+            choices = _choices(name, known[name].type, str(error))
+            problems.append(_with_path(name, str(error)) + choices)
     problems += _exclusive(fields)
     if problems:
         raise ConfigError(*sorted(problems))
     return Config(**values)
 
 
-def _choices(kind: Any, message: str) -> str:
-    """Return what a field may be, if it is one of some words."""
+def _choices(name: str, kind: Any, message: str) -> str:
+    """Return what a field, or one within it, may be, if it is one of some words."""
+    if (within := re.search(r" - at `\$\.(\w+)`", message)) is not None and name in FIELDS_OF:
+        fields = {
+            field.encode_name: field.type for field in msgspec.structs.fields(FIELDS_OF[name])
+        }
+        kind = fields.get(within[1])
     plain = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     for part in (plain, *get_args(plain)):
         if get_origin(part) is Literal and ("enum value" in message or "got `" in message):
@@ -252,6 +258,8 @@ def _with_path(name: str, message: str) -> str:
     if (found := re.fullmatch(r"Object contains unknown field `(.*)`", text)) is not None:
         kind = BlendEntry if "[" in place and name != "phases" else FIELDS_OF[name]
         return _unknown(f"{place}.{found[1]}", found[1], kind.__struct_fields__)
+    if "matching regex" in text:
+        return f"{place}: expected a number, tokens (300B tokens) or epochs (3 epochs)"
     quoted = re.fullmatch(r"Expected `(int|float).*`, got `str`", text) is not None
     return f"{place}: {text}{'; write numbers without quotes' if quoted else ''}"
 
@@ -297,15 +305,17 @@ def complete(config: Config) -> Config:
 def _as_phase(config: Config) -> Config:
     """Return a configuration with a phase for its weights, or one corpus, and `samples.train`."""
     blend = config.blends().get("train", ())
-    weights = (1.0,) if len(blend) == 1 else tuple(entry.weight for entry in blend)
-    samples = config.samples.train if config.samples is not None else None
-    if config.phases or not blend or not isinstance(samples, int) or not samples or None in weights:
+    samples = config.samples.train if config.samples is not None else 0
+    if isinstance(samples, str) or any(entry.epochs is not None for entry in blend):
+        raise ConfigError("$.continue: epochs cannot be combined with it; give numbers of samples")
+    weights = [entry.weight for entry in blend if entry.weight is not None]
+    weights = [1.0] if len(blend) == 1 else weights
+    if config.phases or not samples or not weights or len(weights) < len(blend):
         return config
-    phase = Phase(msgspec.convert(weights, tuple[float, ...]), samples=samples)
     bare = tuple(msgspec.structs.replace(entry, weight=None) for entry in blend)
     config = msgspec.structs.replace(
         config,
-        phases=(phase,),
+        phases=(Phase(tuple(weights), samples=samples),),
         samples=msgspec.structs.replace(config.samples or Samples(), train=0),
     )
     return with_training(config, bare)

@@ -48,7 +48,10 @@ def samples_of(training: Training) -> Samples:
     """
     require_counts(training)
     if not training.train_samples and not training.train_iters:
-        raise ConfigError("give --train-samples, or --train-iters and --global-batch-size")
+        raise ConfigError(
+            "give --train-samples, or --train-iters and --global-batch-size; a configuration says "
+            "epochs: samples: {train: 3 epochs}"
+        )
     if training.train_samples and training.train_iters and not training.skip_train:
         raise ConfigError("--train-samples and --train-iters cannot be combined")
     foreign = [f"--{name.replace('_', '-')}" for name in NOT_OF_BRIDGE if getattr(training, name)]

@@ -205,7 +205,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(description=f"shards of `shuffle: windows`; {DEFAULT_WINDOW} by default"),
     ] = None
     pack: Annotated[
-        Pack | bool,
+        Pack | bool | None,
         Meta(
             description="`true`, or `{documents: N, longer: cut}`: fill samples with whole "
             "documents, at most N of them; `longer: drop` leaves documents out that are longer "
@@ -220,7 +220,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[tuple[Phase, ...], Meta(min_length=1)] | None,
         Meta(
             description="list of `{samples: N, weights: [...]}`, instead of weights and "
-            "`samples.train`; also with `tokens: N`, or `steps: N, batch_size: N`"
+            "`samples.train`; also with `tokens: N`, or `steps: N, batch_size: N`, and with "
+            "weights by name, `{web: 1}`"
         ),
     ] = None
     multiple_validation_sets: Annotated[
@@ -259,7 +260,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def packing(self) -> Pack | None:
         """How samples are packed; None if they are cut."""
-        return (Pack() if self.pack else None) if isinstance(self.pack, bool) else self.pack
+        return Pack() if self.pack is True else self.pack or None
 
     @property
     def order(self) -> OrderName:

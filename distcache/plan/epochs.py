@@ -19,6 +19,7 @@ from distcache.plan.packing import GroupKey, PackedGroup, packed_of, rules_of
 from distcache.plan.sizes import WHOLE, normalize, sequence_range, split_matrix
 
 MAX_NAMED: Final = 3
+NOISE: Final = 1e-9  # by which epochs may exceed a limit
 
 
 class EpochSizes:
@@ -33,6 +34,7 @@ class EpochSizes:
         self._config, self._corpora, self._groups = config, corpora, groups
         matrix = [WHOLE] if config.split is None else split_matrix(config.split)
         self._share = matrix[0]
+        self.unit = "tokens" if config.packing is None and config.sequence_length > 1 else "samples"
 
     def units(self, prefix: str) -> tuple[int, int, int]:
         """Return the units of an epoch, those of a sample, and those that all samples share.
@@ -93,9 +95,14 @@ def in_numbers(config: Config, sizes: EpochSizes) -> Config:
         sizes.samples(entry.path, number or 0.0)
         for entry, number in zip(blend, epochs, strict=True)
     ]
-    few = [entry.path for entry, count in zip(blend, samples, strict=True) if not count]
+    few = [
+        f"{entry.path}: an epoch of it has {sizes.units(entry.path)[0]:,} {sizes.unit} for "
+        f"training, so that {number:g} epochs give no sample"
+        for entry, number, count in zip(blend, epochs, samples, strict=True)
+        if not count
+    ]
     if few:
-        raise ConfigError(*(f"{path}: its epochs are less than one sample" for path in few))
+        raise ConfigError(*few)
     alone = len(blend) == 1
     entries = tuple(
         msgspec.structs.replace(entry, epochs=None, weight=None if alone else float(count))
@@ -110,12 +117,15 @@ def _contradictions(config: Config, blend: Sequence[BlendEntry], of_all: float |
     own = [entry for entry in blend if entry.epochs is not None]
     weighted = any(entry.weight is not None for entry in blend)
     problems = [
-        f"$.blend_per_split.{split}: {entry.path} has epochs, which only training may have"
+        f"$.blend_per_split.{split}: {entry.path} has epochs or max_epochs, which only training "
+        "may have"
         for split, others in config.blends().items()
         if split != "train" and config.blend is None
         for entry in others
         if entry.epochs is not None or entry.max_epochs is not None
     ]
+    if of_all is not None and not blend:
+        problems.append("$.samples.train: there is no train split")
     if of_all is not None and not of_all > 0:
         problems.append("$.samples.train: expected more than 0 epochs")
     if of_all is not None and (weighted or own):
@@ -152,31 +162,47 @@ def corpus_epochs(config: Config, sizes: EpochSizes) -> tuple[CorpusEpochs, ...]
 
 
 def limit_problems(config: Config, found: Sequence[CorpusEpochs]) -> list[str]:
-    """Return a problem for each corpus that training would see more often than it may."""
-    blend = config.blends().get("train", ()) if found else ()
-    limits = [entry.max_epochs or config.max_epochs or math.inf for entry in blend]
-    over = [one.epochs / limit for one, limit in zip(found, limits, strict=True)]
-    worst = max(over, default=0.0)
-    if worst <= 1:
+    """Return a problem for each corpus that training would see more often than it may.
+
+    A corpus that a blend has twice is seen as often as both entries say.
+    """
+    if not found:
         return []
-    most = int(sum(one.samples for one in found) / worst)
-    weights = [entry.weight or 0.0 for entry in blend]
-    problems = []
-    for entry, one, limit, ratio in zip(blend, found, limits, over, strict=True):
-        if ratio <= 1:
-            continue
-        lower = ""
-        if config.phases:
-            lower = "; or lower weights in the phases"
-        elif entry.weight is not None and len(blend) > 1:
-            share = one.share / ratio
-            weight = share / (1 - share) * (math.fsum(weights) - entry.weight)
-            lower = f"; or a weight of {_rounded_down(weight)} instead of {entry.weight:.6g}"
-        problems.append(
-            f"{entry.path}: training would see it {one.epochs:.4g} times, and max_epochs is "
-            f"{limit:g}: with these weights at most {most:,} samples of training{lower}"
+    blend = config.blends()["train"]
+    seen: dict[str, float] = {}
+    for one in found:
+        seen[one.corpus] = seen.get(one.corpus, 0.0) + one.epochs
+    limits = [entry.max_epochs or config.max_epochs or math.inf for entry in blend]
+    ratios = [seen[one.corpus] / limit for one, limit in zip(found, limits, strict=True)]
+    over = [place for place, ratio in enumerate(ratios) if ratio > 1 + NOISE]
+    return list(
+        dict.fromkeys(
+            f"{blend[place].path}: training would see it {seen[blend[place].path]:.4g} times, and "
+            f"max_epochs is {limits[place]:g}: {_ways_out(config, found, ratios, place)}"
+            for place in over
         )
-    return problems
+    )
+
+
+def _ways_out(
+    config: Config, found: Sequence[CorpusEpochs], ratios: Sequence[float], place: int
+) -> str:
+    """Return what keeps the limit of one corpus: fewer samples, or a lower weight."""
+    if config.continued is not None:
+        return "with the samples of the continued cache; let fewer samples of it follow"
+    if config.phases:
+        return "give fewer samples, or lower weights of it, in the phases"
+    most = int(sum(one.samples for one in found) / max(ratios) * (1 + NOISE))
+    ways = f"give at most {most:,} samples of training"
+    weights = [entry.weight for entry in config.blends()["train"]]
+    own, share = weights[place], found[place].share / ratios[place]
+    if own is None or len(weights) == 1:
+        return ways
+    others = (1 - share) / (1 - found[place].share)  # factor by which their shares grow
+    if any(ratio * others > 1 for n, ratio in enumerate(ratios) if n != place):
+        return ways
+    weight = share / (1 - share) * (math.fsum(one or 0.0 for one in weights) - own)
+    return f"{ways}, or it a weight of {_rounded_down(weight)} instead of {own:.6g}"
 
 
 def _rounded_down(weight: float) -> str:

@@ -32,7 +32,7 @@ class SectionOrder:
     # Megatron does it.
     whole_passes: bool = True
     has_windows: bool = False  # `Config.window` is a part of it
-    is_shuffled: bool = True  # whether a pass has the order of the corpus otherwise
+    is_shuffled: bool = True  # False: a pass has the order of the corpus
     has_rows: bool = True  # samples of several columns have this order, too
     has_bounds: bool = False  # samples of tokens are shuffled within passes or windows
     is_packed: bool = False  # samples are rows of whole documents: see `distcache.plan.packing`

@@ -62,7 +62,7 @@ def corpus_problems(corpus: Corpus, config: Config) -> list[str]:
 def packing_problems(config: Config) -> list[str]:
     """Return why a configuration cannot be packed, and whether it has windows without an effect."""
     if config.window is not None and not ORDERS[config.order].has_windows:
-        return ["$.window: is of shuffle: windows"]
+        return ["$.window: only shuffle: windows has windows"]
     if not ORDERS[config.order].is_packed:
         return []
     found = []
@@ -93,8 +93,8 @@ def blend_problems(config: Config, split: str, sources: tuple[BlendEntry, ...]) 
     problems = _too_many(where, sources)
     splits = SPLITS if config.blend is not None else (split,)
     problems += [
-        f"$.samples.{name}: null (one pass) cannot be combined with weights; give a number, 0 for "
-        "a split that is not used"
+        f"$.samples.{name}: null (one pass) cannot be combined with weights, or with epochs of "
+        "several corpora; give a number, 0 for a split that is not used"
         for name in splits
         if config.samples_of(name) is None
     ]

@@ -21,11 +21,12 @@ from msgspec import Meta
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.idx import open_idx
 from distcache.errors import ConfigError, NotReady
+from distcache.plan.config import Epochs, Weight
 from distcache.storage.units import parse_tokens
 from distcache.storage.url import is_url
 
 TOKENS: Final = re.compile(r"(.*\S)\s*tokens?", re.IGNORECASE)
-EPOCHS: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?)\s*epochs?", re.IGNORECASE)
+EPOCHS: Final = r"^([0-9]{1,6}(\.[0-9]*)?) *[eE]pochs?$"
 NUMBER: Final = re.compile(r"[0-9._]+(e[+]?[0-9]+|[kmbt])", re.IGNORECASE)
 VARIABLE: Final = re.compile(r"\$\w+|\$\{[^}]*\}")
 PAIR: Final = 2
@@ -33,7 +34,7 @@ PAIR: Final = 2
 # What is written for a number: texts, too, since YAML leaves 1e6 one, and Megatron weights.
 WeightText = Annotated[str, Meta(pattern=r"^[0-9.]+([eE][+-]?[0-9]+)?$")]
 CountText = Annotated[str, Meta(pattern=r"^[0-9._]+ *([eE][+]?[0-9]+|[kmbtKMBT])?( *[tT]okens?)?$")]
-EpochText = Annotated[str, Meta(pattern=r"^[0-9]{1,6}(\.[0-9]*)? *[eE]pochs?$")]
+EpochText = Annotated[str, Meta(pattern=EPOCHS)]
 WrittenCount = int | float | CountText | None
 
 
@@ -42,8 +43,8 @@ class WrittenEntry(msgspec.Struct, forbid_unknown_fields=True):
 
     path: str
     weight: float | WeightText | None = None
-    epochs: float | None = None
-    max_epochs: float | None = None
+    epochs: Epochs | None = None
+    max_epochs: Epochs | None = None
     samples: int | None = None
 
 
@@ -61,7 +62,7 @@ class WrittenSplits(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WrittenSamples(msgspec.Struct, forbid_unknown_fields=True):
-    """Samples to draw per split, or tokens as in ``300B tokens``; null is one pass."""
+    """Samples per split, or tokens as in ``300B tokens``, or ``3 epochs``; null is one pass."""
 
     train: WrittenCount | EpochText = 0
     valid: WrittenCount = 0
@@ -71,7 +72,10 @@ class WrittenSamples(msgspec.Struct, forbid_unknown_fields=True):
 class WrittenPhase(msgspec.Struct, forbid_unknown_fields=True):
     """A part of training with its own weights, and how long it is: one of three ways."""
 
-    weights: Annotated[tuple[float, ...], Meta(min_length=1)] | dict[str, float]
+    weights: (
+        Annotated[tuple[float, ...], Meta(min_length=1)]
+        | Annotated[dict[str, Weight], Meta(min_length=1)]
+    )
     samples: WrittenCount = None
     tokens: WrittenCount = None
     steps: WrittenCount = None
@@ -108,14 +112,14 @@ def as_configured(fields: Mapping[str, Any]) -> dict[str, Any]:
         length = found.get("sequence_length")
         found["samples"] = {split: _samples(count, length) for split, count in samples.items()}
     if isinstance(phases := found.get("phases"), list | tuple):
-        blend = found.get("blend") or (found.get("blend_per_split") or {}).get("train") or ()
-        paths = [entry.get("path") if isinstance(entry, Mapping) else entry for entry in blend]
+        per_split = found.get("blend_per_split")
+        blend = per_split.get("train") if isinstance(per_split, Mapping) else found.get("blend")
         length = found.get("sequence_length")
-        found["phases"] = [_phase(phase, length, list(map(str, paths))) for phase in phases]
+        found["phases"] = [_phase(phase, length, blend) for phase in phases]
     return found
 
 
-def _phase(phase: Any, length: Any, paths: Sequence[str]) -> Any:
+def _phase(phase: Any, length: Any, blend: Any) -> Any:
     """Return a phase whose numbers may have been texts such as ``12e6``, and weights by name."""
     if not isinstance(phase, Mapping):
         return phase
@@ -123,8 +127,15 @@ def _phase(phase: Any, length: Any, paths: Sequence[str]) -> Any:
         name: value if name == "weights" else _samples(value, length if name == "samples" else None)
         for name, value in phase.items()
     }
-    if isinstance(weights := found.get("weights"), Mapping):
-        by_path = {_named(str(name), paths): weight for name, weight in weights.items()}
+    if isinstance(weights := found.get("weights"), Mapping) and isinstance(blend, list | tuple):
+        entries = [entry.get("path") if isinstance(entry, Mapping) else entry for entry in blend]
+        paths = list(map(str, entries))
+        by_path: dict[str, Any] = {}
+        for name, weight in weights.items():
+            path = _named(str(name), paths)
+            if path in by_path:
+                raise ConfigError(f"$.phases: {path} has two weights, one as {name}")
+            by_path[path] = weight
         found["weights"] = [by_path.get(path, 0.0) for path in paths]
     return found
 
@@ -162,7 +173,7 @@ def _samples(count: Any, length: Any) -> Any:
         return int(count)
     if not isinstance(count, str):
         return count
-    if (epochs := EPOCHS.fullmatch(count.strip())) is not None:
+    if (epochs := re.match(EPOCHS, count)) is not None:
         return f"{epochs[1]} epochs"
     written = TOKENS.fullmatch(count.strip())
     if written is None:

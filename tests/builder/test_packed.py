@@ -108,7 +108,7 @@ def test_problems(tmp_path: Path) -> None:
         ({"shuffle": "megatron"}, "expected passes: Megatron cuts samples, and does not pack"),
         ({"shuffle": "windows"}, "expected passes: samples are packed over a whole pass"),
         ({"shuffle": "none"}, "expected passes: samples are packed by length"),
-        ({"window": 3}, "window: is of shuffle: windows"),
+        ({"window": 3}, "window: only shuffle: windows"),
         ({"add_extra_token": False}, "the last token of a row"),
         ({"sequence_length": (1 << 26) + 1}, "expected at most 67108864"),
     ):

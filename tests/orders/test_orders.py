@@ -56,7 +56,7 @@ def test_each_has_a_key_of_its_own(numbered: Path) -> None:
     for case, more in (("windows", {"window": 41}), ("packed", {"pack": {"documents": 9}})):
         assert here.plan(fields_of(numbered, case) | more).key not in keys.values()
     for case in ("megatron", "passes", "none", "packed"):
-        with pytest.raises(ConfigError, match="window: is of shuffle: windows"):
+        with pytest.raises(ConfigError, match="window: only shuffle: windows"):
             here.plan(fields_of(numbered, case) | {"window": 3})
 
 

@@ -72,6 +72,11 @@ def test_defaults_are_megatrons() -> None:
             "$.shuffle: Expected `str | null`, got `bool`; expected one of megatron, passes",
         ),
         (
+            {"pack": {"longer": "keep"}},
+            "$.pack.longer: Invalid enum value 'keep'; expected one of cut, drop",
+        ),
+        ({"phases": [{"samples": 9, "weights": [1]}], "blend": 3}, "$.blend: Expected `array"),
+        (
             {"pack": {"documents_per_sample": 3}},
             "$.pack.documents_per_sample: unknown field; did you mean documents? There are: "
             "documents, longer",
