@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from distcache.cli import show
 from distcache.storage.units import counted, size_text
+from tests.support.waiting import wait_until
 
 PATHS = [f"/lustre/projects/llm/corpora/v12/tokenized/web-{i:03}" for i in range(3)]
 
@@ -59,8 +59,15 @@ def test_a_long_step_is_not_silent(
     limit("distcache.cli.show", PLAIN_INTERVAL=0.05)
     with show.make_progress("json") as progress:
         progress.phase("building")
-        time.sleep(0.5)
-    events = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        written = ""
+
+        def has_repeated() -> bool:
+            nonlocal written
+            written += capsys.readouterr().err
+            return written.count("\n") > 1
+
+        wait_until(has_repeated, "a second line")
+    events = [json.loads(line) for line in written.splitlines()]
     assert [event["message"] for event in events[:2]] == ["building", "building"]
 
 

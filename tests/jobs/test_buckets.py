@@ -118,7 +118,7 @@ def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
         "a request for the last object",
         LIMIT,
     )
-    time.sleep(1.0)  # what has arrived is being written
+    time.sleep(3.0)  # what has arrived is being written
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()
     server.on_request = None
