@@ -97,8 +97,8 @@ IndexError
                py::arg("documents"), py::arg("starts"), R"doc(
 Pack documents into rows by best-fit decreasing; equal lengths are taken in the given order.
 
-A document longer than a row gives whole rows, and its tail begins a row. Among rows of equal room
-one with a tail is filled first, then the one that has waited longest.
+A document longer than a row gives whole rows, and its tail begins a row, before other documents are
+placed. Among rows of equal room, the one that has waited longest is filled first.
 
 Parameters
 ----------
