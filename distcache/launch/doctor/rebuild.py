@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import platform
 import resource
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -19,12 +17,13 @@ import msgspec
 from distcache.builder.build_record import read_build_record
 from distcache.cache.contents import Cache, Contents, open_cache
 from distcache.cache.corpus_places import corpus_places
-from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NoSpace, NotReady
+from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NotReady
 from distcache.launch.doctor.training import alone, quiet
 from distcache.megatron.export import wrong_files
 from distcache.megatron.names import Naming, megatron_files
 from distcache.plan.config import SPLITS
-from distcache.storage.units import counted, size_text
+from distcache.storage.space import require_space
+from distcache.storage.units import counted
 
 PREFIX: Final = "distcache-megatron."  # of the directory in TMPDIR
 MAX_NAMED: Final = 3  # differing files in a message
@@ -115,16 +114,14 @@ def rebuild_with_megatron(path: str | Path, moves: tuple[tuple[str, str], ...] =
     places = dict(zip(cache.prefixes, corpus_places(cache), strict=True))
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         directory = Path(name) / "cache"
+        advice = "set TMPDIR to a directory of another filesystem"
+        require_space(Path(name), cache.header.file_size, advice)
         try:
             with quiet(), alone():
                 release, seconds = _build(cache, places, directory)
         except DistcacheError:  # an interruption
             raise
         except Exception as error:  # Megatron's are of any kind
-            if any(getattr(cause, "errno", 0) == errno.ENOSPC for cause in _causes(error)):
-                needed = size_text(cache.header.file_size)
-                text = f"{tempfile.gettempdir()}: Megatron's files need {needed}; set TMPDIR"
-                raise NoSpace(text) from error
             text = f"Megatron-Core cannot build it here: {type(error).__name__}: {error}"
             raise ConfigError(f"{cache.path}: {text}") from error
         expected = {
@@ -139,12 +136,6 @@ def rebuild_with_megatron(path: str | Path, moves: tuple[tuple[str, str], ...] =
         text = f"Megatron-Core {release} builds {counted(len(wrong), 'other file')}: {names}"
         raise CacheCorrupt(f"{cache.path}: {text}")
     return Rebuilt(release, seconds, *_own_duration(cache), len(expected))
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _own_duration(cache: Cache) -> tuple[float | None, int | None]:
