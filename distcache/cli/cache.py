@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -57,6 +57,9 @@ from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.place import exists
 from distcache.storage.units import counted, size_text
 from distcache.storage.url import path_only, require_file
+
+if TYPE_CHECKING:
+    from distcache.launch.doctor.rebuild import Rebuilt
 
 CacheArgument = Annotated[str, typer.Argument(help="A cache: a file, or s3://bucket/name.h5.")]
 TracedArgument = Annotated[
@@ -165,11 +168,7 @@ def verify_command(
     opened, version = read_version(cache)
     opened.moves = moves_from(prefix or [], os.environ)
     if against_megatron:
-        from distcache.launch.doctor.rebuild import (  # noqa: PLC0415  seldom needed
-            PREFIX,
-            rebuild_with_megatron,
-            require_megatrons,
-        )
+        from distcache.launch.doctor.rebuild import require_megatrons  # noqa: PLC0415  rarely used
 
         require_megatrons(opened)
     nbytes, compared = opened.header.file_size, 0
@@ -178,12 +177,7 @@ def verify_command(
         verify_cache(opened, threads, version, progress.advance)
         if corpora or tokens or against_megatron:
             compared = _verify_corpora(opened, threads, progress, tokens=tokens)
-        rebuilt = None
-        if against_megatron:
-            left = Path(tempfile.gettempdir()) / f"{PREFIX}*"
-            interrupt_on_signals(f"remove {left}, if it is there")
-            progress.phase("Megatron-Core builds the same")
-            rebuilt = rebuild_with_megatron(cache, opened.moves)
+        rebuilt = _rebuild(opened, progress) if against_megatron else None
     if as_json:
         found = {"cache": cache, "key": opened.key, "nbytes": nbytes, "corpora": compared}
         print_json(found | {"tokens": tokens, "megatron": msgspec.to_builtins(rebuilt)})
@@ -197,6 +191,16 @@ def verify_command(
     typer.echo(f"{cache}: {size_text(nbytes)} verified, key {opened.key}{said}")
     if rebuilt is not None:
         typer.echo(rebuilt.text())
+
+
+def _rebuild(cache: Contents, progress: Progress) -> Rebuilt:
+    """Let Megatron-Core build the same, and compare."""
+    from distcache.launch.doctor.rebuild import PREFIX, rebuild_with_megatron  # noqa: PLC0415
+
+    left = Path(tempfile.gettempdir()) / f"{PREFIX}*"
+    interrupt_on_signals(f"remove {left}, if it is there")
+    progress.phase("Megatron-Core builds the same")
+    return rebuild_with_megatron(cache.path, cache.moves)
 
 
 def _verify_corpora(cache: Contents, threads: int, progress: Progress, *, tokens: bool) -> int:

@@ -208,7 +208,7 @@ def _blend(made: MockCorpora) -> tuple[str, list[str]]:
         ] or list(made.prefixes)
         document: dict[str, Any] = {"sequence_length": length, "split": "1,0,0"}
         text = json.dumps(document | {"blend": long}, indent=1) + "\n"
-        return text, [prefix for prefix in made.prefixes if prefix not in set(long)]
+        return text, sorted(set(made.prefixes).difference(long))
     total = sum(made.tokens)
     samples = max(1, total // SEQUENCE_LENGTH)
     blend = [

@@ -34,6 +34,7 @@ class EpochSizes:
         self._config, self._corpora, self._groups = config, corpora, groups
         matrix = [WHOLE] if config.split is None else split_matrix(config.split)
         self._share = matrix[0]
+        self._units: dict[str, tuple[int, int, int]] = {}
         self.unit = "tokens" if config.packing is None and config.sequence_length > 1 else "samples"
 
     def units(self, prefix: str) -> tuple[int, int, int]:
@@ -41,6 +42,11 @@ class EpochSizes:
 
         A unit is a token, a record, or a packed sample.
         """
+        if prefix not in self._units:
+            self._units[prefix] = self._count(prefix)
+        return self._units[prefix]
+
+    def _count(self, prefix: str) -> tuple[int, int, int]:
         corpus, config = self._corpora[prefix], self._config
         if self._share is None:
             return 0, 1, 0
@@ -79,21 +85,20 @@ def in_numbers(config: Config, sizes: EpochSizes) -> Config:
     Raises
     ------
     ConfigError
-        With what contradicts the epochs.
+        If something contradicts the epochs, or a corpus gives no sample.
     """
-    blends = config.blends()
-    blend = blends.get("train", ())
+    blend = config.blends().get("train", ())
     train = config.samples.train if config.samples is not None else 0
     of_all = float(train.partition("e")[0]) if isinstance(train, str) else None
     problems = _contradictions(config, blend, of_all)
     if problems:
         raise ConfigError(*problems)
-    if of_all is None and all(entry.epochs is None for entry in blend):
+    given = [of_all if entry.epochs is None else entry.epochs for entry in blend]
+    epochs = [number for number in given if number is not None]
+    if not epochs:
         return config
-    epochs = [of_all if entry.epochs is None else entry.epochs for entry in blend]
     samples = [
-        sizes.samples(entry.path, number or 0.0)
-        for entry, number in zip(blend, epochs, strict=True)
+        sizes.samples(entry.path, number) for entry, number in zip(blend, epochs, strict=True)
     ]
     few = [
         f"{entry.path}: an epoch of it has {sizes.units(entry.path)[0]:,} {sizes.unit} for "
@@ -147,8 +152,8 @@ def corpus_epochs(config: Config, sizes: EpochSizes) -> tuple[CorpusEpochs, ...]
     """Return how often training sees each corpus, by a configuration in numbers."""
     blend = config.blends().get("train", ())
     size = config.samples_of("train")
-    whole = [sizes.samples(entry.path, 1.0) for entry in blend]
     if size is None or (len(blend) > 1 and blend[0].weight is None):
+        whole = [sizes.samples(entry.path, 1.0) for entry in blend]
         size = sum(whole) if size is None else min(size, sum(whole))
         shares = normalize(whole) if sum(whole) else [0.0] * len(blend)
     elif len(blend) == 1:
@@ -196,13 +201,13 @@ def _ways_out(
     ways = f"give at most {most:,} samples of training"
     weights = [entry.weight for entry in config.blends()["train"]]
     own, share = weights[place], found[place].share / ratios[place]
-    if own is None or len(weights) == 1:
+    if own is None or found[place].share >= 1:
         return ways
     others = (1 - share) / (1 - found[place].share)  # factor by which their shares grow
     if any(ratio * others > 1 for n, ratio in enumerate(ratios) if n != place):
         return ways
     weight = share / (1 - share) * (math.fsum(one or 0.0 for one in weights) - own)
-    return f"{ways}, or it a weight of {_rounded_down(weight)} instead of {own:.6g}"
+    return f"{ways}, or the corpus a weight of {_rounded_down(weight)} instead of {own:.6g}"
 
 
 def _rounded_down(weight: float) -> str:

@@ -57,10 +57,7 @@ ORDERS: Final = {
         has_bounds=True,
     ),
     "none": SectionOrder(
-        "distcache.builder.passes:build_passes",
-        memory_of_passes,
-        has_bounds=True,
-        is_shuffled=False,
+        "distcache.builder.passes:build_passes", memory_of_passes, is_shuffled=False
     ),
     "packed": SectionOrder(
         "distcache.builder.packed:build_packed",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -26,6 +24,7 @@ with warnings.catch_warnings():
         IndexedDatasetBuilder,
     )
 
+from distcache.launch.doctor.training import alone
 from distcache.megatron.tokenizers import RELEASES, Release
 from distcache.plan.config import SPLITS, Config
 
@@ -62,18 +61,6 @@ class Tokenizer:
         self.unique_identifiers = OrderedDict(unique_identifiers)
         self.eod = eod
         self.pad = pad
-
-
-@contextlib.contextmanager
-def alone(store: Path) -> Iterator[None]:
-    """Initialise torch.distributed with one process, which Megatron's blends ask for."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=0, world_size=1
-    )
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def build_with_megatron(

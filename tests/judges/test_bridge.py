@@ -31,8 +31,8 @@ SAMPLES = {"train": 120, "valid": 40, "test": 10}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with alone(tmp_path_factory.mktemp("store") / "store"):
+def _process_group() -> Iterator[None]:
+    with alone():
         yield
 
 

@@ -22,8 +22,8 @@ MATRIX = range(340)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with alone(tmp_path_factory.mktemp("store") / "store"):
+def _process_group() -> Iterator[None]:
+    with alone():
         yield
 
 

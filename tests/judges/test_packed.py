@@ -63,8 +63,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with alone(tmp_path_factory.mktemp("store") / "store"):
+def _process_group() -> Iterator[None]:
+    with alone():
         yield
 
 

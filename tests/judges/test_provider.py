@@ -49,8 +49,8 @@ LAST = 8  # token, which is the end of documents
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with alone(tmp_path_factory.mktemp("store") / "store"):
+def _one_rank() -> Iterator[None]:
+    with alone():
         mpu.initialize_model_parallel()
         yield
         mpu.destroy_model_parallel()

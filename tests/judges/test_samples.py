@@ -29,8 +29,8 @@ MASKS += [name for name in ("inter_document_masking",) if name in OPTIONS]  # si
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with alone(tmp_path_factory.mktemp("store") / "store"):
+def _process_group() -> Iterator[None]:
+    with alone():
         yield
 
 

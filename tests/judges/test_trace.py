@@ -45,8 +45,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with alone(tmp_path_factory.mktemp("store") / "store"):
+def _process_group() -> Iterator[None]:
+    with alone():
         yield
 
 
