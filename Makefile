@@ -12,8 +12,8 @@ JUDGED := judge and not (more or once)
 LANES := --no-print-directory -j3 -k --output-sync=target
 TEST := cluster jobs python judge-0.19.2 judge-0.16.1 cpp-gcc lint types docs demo
 REST := cluster-more jobs-more python-more judge-more-0.19.2 judge-more-0.16.1 judge-0.17.1 judge-0.18.2 \
-	streaming bridge-0.3.1 bridge-0.6.2 wild coverage cpp-clang cpp-baseline cpp-aarch64 aarch64 storm
-.PHONY: help test test-all test-fast installed clean cpp-sanitized $(TEST) $(REST)
+	streaming bridge-0.3.1 bridge-0.6.2 wild cpp-clang cpp-baseline cpp-aarch64 aarch64 storm
+.PHONY: help test test-all test-fast installed clean cpp-sanitized coverage $(TEST) $(REST)
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 16
 test: ## every promise once, where it can break
@@ -47,7 +47,7 @@ cluster cluster-more: $(STAMPS)/demo
 cluster: ## Slurm on this machine
 judge-0.19.2: JUDGED := judge and not more
 judge-more-0.19.2: JUDGED := judge and more
-judge-more-0.16.1: JUDGED := judge and (more or once)
+judge-more-0.16.1: JUDGED := judge and more and not once
 $(filter judge-%,$(TEST) $(REST)): judge-%: $(STAMPS)/peers
 	path=$$(scripts/judges $(lastword $(subst -, ,$*))) && PYTHONPATH=$$path $(PYTEST) -m "$(JUDGED)"
 streaming bridge-0.3.1 bridge-0.6.2: $(STAMPS)/peers # whose imports disturb other tests

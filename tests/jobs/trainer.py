@@ -1,5 +1,7 @@
 """Train from a cache, with new workers in each epoch, until a file appears; compare what is read.
 
+At least four epochs are read from the local copy, however slow the machine is.
+
 python -m tests.jobs.trainer CACHE STORE STOP
 """
 
@@ -15,12 +17,12 @@ from torch.utils.data import DataLoader, Subset
 
 import distcache
 
-CACHE, STORE, STOP = sys.argv[1:]
+LOCAL_EPOCHS = 4
 
 
-def epoch(local: str | None) -> tuple[str, bool]:
+def epoch(path: str, local: str) -> tuple[str, bool]:
     """Read an epoch of some samples; return the digest of its tokens, and whether it is local."""
-    cache = distcache.open(CACHE, local=local)
+    cache = distcache.open(path, local=local)
     train = cache.dataset("train")
     chosen = Subset(train, range(0, len(train), 7))
     digest = hashlib.sha256()
@@ -32,10 +34,11 @@ def epoch(local: str | None) -> tuple[str, bool]:
 def main() -> None:
     """Fail at the first wrong epoch."""
     warnings.simplefilter("ignore", distcache.SharedFileWarning)
-    expected, _ = epoch("/nonexistent")
+    path, store, stop = sys.argv[1:]
+    expected, _ = epoch(path, "/nonexistent")
     epochs = local = 0
-    while not Path(STOP).exists():
-        found, is_local = epoch(STORE)
+    while local < LOCAL_EPOCHS or not Path(stop).exists():
+        found, is_local = epoch(path, store)
         assert found == expected, f"epoch {epochs} has other tokens"
         epochs += 1
         local += is_local

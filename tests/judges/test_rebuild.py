@@ -73,6 +73,7 @@ def test_orders_that_megatron_does_not_have(corpora: dict[str, str], tmp_path: P
         require_megatrons(open_cache(path))
 
 
+@pytest.mark.once
 def test_the_command(corpora: dict[str, str], tmp_path: Path) -> None:
     """It shows both durations."""
     fields = {"sequence_length": 32, "samples": {"train": 50}, "split": "1,0,0"}

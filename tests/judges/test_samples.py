@@ -210,6 +210,7 @@ def test_validation_sets_of_their_own(texts: dict[str, str], tmp_path: Path) -> 
 
 @pytest.mark.once
 @pytest.mark.more
+@pytest.mark.timeout(900)  # torch shuffles 215 million values, twice
 def test_large_permutations_are_torchs() -> None:
     """From 2**32 // 20 values on, where torch draws in another way."""
     size = 2**32 // 20
