@@ -25,6 +25,7 @@ NAMES = (
     "localizing",
     "packing",
     "ledger",
+    "dealing",
     "buckets",
     "shards",
     "ingesting",

@@ -237,6 +237,16 @@ class PrefetchBuffer:
 def trace_parts(
     sections: list[Section | None], members: NDArray[np.int16], samples: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]: ...
+def deal_steps(
+    sections: list[Section | None],
+    members: NDArray[np.int16],
+    samples: NDArray[np.int64],
+    batch: int,
+    ranks: int,
+    micro_batch: int,
+    places: NDArray[np.uint32],
+    work: NDArray[np.float64],
+) -> None: ...
 def find_samples(section: Section, wanted: NDArray[np.uint64]) -> NDArray[np.int64]: ...
 def find_positions(
     members: NDArray[np.int16], samples: NDArray[np.int64], wanted: list[NDArray[np.int64]]

@@ -1,15 +1,26 @@
 #include "distcache/ledger.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <tuple>
 #include <vector>
 
+#include "distcache/deal.hpp"
+#include "distcache/require.hpp"
 #include "held_section.hpp"
 
 namespace distcache::bindings {
 namespace {
 
 using Sections = std::vector<const HeldSection*>;
+
+std::vector<const Section*> pointers_of(const Sections& sections) {
+    std::vector<const Section*> found;
+    for (const HeldSection* held : sections) {
+        found.push_back(held == nullptr ? nullptr : &held->section);
+    }
+    return found;
+}
 
 std::tuple<py::array, py::array, py::array, py::array> trace(const Sections& sections,
                                                              const py::array& members,
@@ -19,14 +30,39 @@ std::tuple<py::array, py::array, py::array, py::array> trace(const Sections& sec
     TracedParts found;
     {
         const py::gil_scoped_release release;
-        std::vector<const Section*> pointers;
-        for (const HeldSection* held : sections) {
-            pointers.push_back(held == nullptr ? nullptr : &held->section);
-        }
-        found = trace_parts(pointers, member_span, sample_span);
+        found = trace_parts(pointers_of(sections), member_span, sample_span);
     }
     return {moved(std::move(found.bounds)), moved(std::move(found.sequences)),
             moved(std::move(found.begins)), moved(std::move(found.ends))};
+}
+
+void deal_steps_of(const Sections& sections, const py::array& members, const py::array& samples,
+                   std::int64_t batch, std::int64_t ranks, std::int64_t micro_batch,
+                   py::array places, py::array work) {
+    const auto member_span = input<std::int16_t>(members, "members");
+    const auto sample_span = input<std::int64_t>(samples, "samples");
+    const auto place_span = output<std::uint32_t>(places, "places");
+    const auto work_span = output<double>(work, "work", 2);
+    const py::ssize_t sums = work.shape(1);
+    const py::gil_scoped_release release;
+    Dealer dealer(batch, ranks, micro_batch);
+    const auto size = static_cast<std::size_t>(batch);
+    const std::size_t steps = sample_span.size() / size;
+    distcache::require(sample_span.size() == steps * size && member_span.size() == steps * size &&
+                           place_span.size() == steps * size && sums == 5 &&
+                           work_span.size() == steps * 5,
+                       "there must be whole steps, with a place for each sample");
+    std::vector<double> squares(size);
+    const auto pointers = pointers_of(sections);
+    for (std::size_t step = 0; step < steps; ++step) {
+        const std::size_t begin = step * size;
+        sum_squares(pointers, member_span.subspan(begin, size), sample_span.subspan(begin, size),
+                    squares);
+        const StepWork one = dealer.deal(squares, place_span.subspan(begin, size));
+        const double found[] = {one.total, one.most, one.dealt, one.most_apart, one.dealt_apart};
+        std::copy(std::begin(found), std::end(found),
+                  work_span.begin() + static_cast<long>(step) * 5);
+    }
 }
 
 py::array find_samples_of(const HeldSection& section, const py::array& wanted) {
@@ -153,6 +189,37 @@ Raises
 ------
 IndexError
     If the arrays lead outside of one another.
+)doc");
+    module.def("deal_steps", &deal_steps_of, py::arg("sections"), py::arg("members"),
+               py::arg("samples"), py::arg("batch"), py::arg("ranks"), py::arg("micro_batch"),
+               py::arg("places"), py::arg("work"), R"doc(
+Deal the samples of steps to ranks and micro batches, so that these have equal work.
+
+The work of a sample is the sum of the squares of the inputs that it has of each document.
+
+Parameters
+----------
+sections : list of Section or None
+    Sections of the members, as of `trace_parts`.
+members : ndarray of int16, shape (samples,)
+    Member of each sample of whole steps.
+samples : ndarray of int64, shape (samples,)
+    Number of each sample in its section.
+batch, ranks, micro_batch : int
+    Samples of a step, ranks, and samples of a micro batch.
+places : ndarray of uint32, shape (samples,)
+    Sample that each place of a step gets, counted from the first of the step; written. Micro batch
+    m of rank r begins at place (m * ranks + r) * micro_batch.
+work : ndarray of float64, shape (steps, 5)
+    Work of each step: of all, of the heaviest rank in order and as it is dealt, and the sum over
+    micro batches of the heaviest rank of each, in order and as it is dealt; written.
+
+Raises
+------
+IndexError
+    If the arrays lead outside of one another, or the samples are no whole steps.
+ValueError
+    If a batch does not have whole micro batches of all ranks.
 )doc");
     module.def("find_samples", &find_samples_of, py::arg("section"), py::arg("wanted"), R"doc(
 Find the samples of a section that have a token of a wanted sequence.

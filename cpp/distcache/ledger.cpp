@@ -56,16 +56,54 @@ std::int32_t narrow(std::int64_t token) {
     return static_cast<std::int32_t>(token);
 }
 
+// Keeps the parts of samples.
+struct KeptParts {
+    TracedParts found;
+
+    explicit KeptParts(std::size_t samples) {
+        found.bounds.reserve(samples + 1);
+        found.bounds.push_back(0);
+    }
+
+    void part(std::int64_t sequence, std::int64_t begin, std::int64_t end,
+              std::int64_t /*inputs*/) {
+        found.sequences.push_back(narrow(sequence));
+        found.begins.push_back(narrow(begin));
+        found.ends.push_back(narrow(end));
+    }
+
+    void sample(std::size_t /*k*/) {
+        found.bounds.push_back(static_cast<std::int64_t>(found.sequences.size()));
+    }
+};
+
+// Sums up the squares of the parts of samples.
+struct SummedSquares {
+    std::span<double> squares;
+    double sum = 0;
+
+    void part(std::int64_t /*sequence*/, std::int64_t begin, std::int64_t /*end*/,
+              std::int64_t inputs) {
+        const std::int64_t length = inputs - begin;  // below 2**31
+        sum += static_cast<double>(length * length);
+    }
+
+    void sample(std::size_t k) {
+        squares[k] = sum;
+        sum = 0;
+    }
+};
+
+// Gives a sink the parts of samples, in their order: `part` with the tokens of each, and the end of
+// those that are inputs; then `sample`.
+template <class Sink>
 class Tracer {
 public:
     Tracer(std::span<const Section* const> sections, std::span<const std::int16_t> members,
-           std::span<const std::int64_t> samples)
-        : sections_(sections), members_(members), samples_(samples) {
-        found_.bounds.reserve(samples.size() + 1);
-        found_.bounds.push_back(0);
-    }
+           std::span<const std::int64_t> samples, Sink& sink)
+        : sections_(sections), members_(members), samples_(samples), sink_(sink) {}
 
-    TracedParts trace() {
+    void trace() {
         const std::size_t count = samples_.size();
         for (std::size_t k = 0; k < count + 3 * ahead; ++k) {
             if (k < count) {
@@ -78,10 +116,9 @@ public:
                 find_entries(k - 2 * ahead);
             }
             if (k >= 3 * ahead) {
-                append(k - 3 * ahead);
+                give(k - 3 * ahead);
             }
         }
-        return std::move(found_);
     }
 
 private:
@@ -135,7 +172,7 @@ private:
         }
     }
 
-    void append(std::size_t k) {
+    void give(std::size_t k) {
         const Place& here = place(k);
         const Section& section = *here.section;
         // Sequences are shuffled, so that each costs a cache miss: let these continue together.
@@ -149,25 +186,24 @@ private:
             const std::int64_t length = section.lengths[sequence];
             const std::int64_t begin = i == here.first ? here.first_offset : 0;
             const bool ends = i == here.last && !here.is_row;
-            const std::int64_t end = ends ? here.last_offset + section.extra_token : length;
+            const std::int64_t extra = ends ? section.extra_token : 0;
+            const std::int64_t end = ends ? here.last_offset + extra : length;
             require(begin >= 0 && begin <= end && end <= length, outside_sequence);
             if (begin < end) {
-                found_.sequences.push_back(narrow(sequence));
-                found_.begins.push_back(narrow(begin));
-                found_.ends.push_back(narrow(end));
+                sink_.part(sequence, begin, end, end - extra);
             }
         }
-        found_.bounds.push_back(static_cast<std::int64_t>(found_.sequences.size()));
+        sink_.sample(k);
     }
 
     std::span<const Section* const> sections_;
     std::span<const std::int16_t> members_;
     std::span<const std::int64_t> samples_;
     std::array<Place, ring> places_{};
-    TracedParts found_;
+    Sink& sink_;
 };
 
-static_assert(ring > 3 * ahead, "a place is kept until its parts are appended");
+static_assert(ring > 3 * ahead, "a place is kept until its parts are given");
 
 // Marks the rows that have a token of a wanted sequence.
 template <class Index>
@@ -231,7 +267,17 @@ TracedParts trace_parts(std::span<const Section* const> sections,
                         std::span<const std::int16_t> members,
                         std::span<const std::int64_t> samples) {
     require(members.size() == samples.size(), "there must be a member for each sample");
-    return Tracer(sections, members, samples).trace();
+    KeptParts kept(samples.size());
+    Tracer(sections, members, samples, kept).trace();
+    return std::move(kept.found);
+}
+
+void sum_squares(std::span<const Section* const> sections, std::span<const std::int16_t> members,
+                 std::span<const std::int64_t> samples, std::span<double> squares) {
+    require(members.size() == samples.size() && squares.size() == samples.size(),
+            "there must be a member and a sum for each sample");
+    SummedSquares summed{squares};
+    Tracer(sections, members, samples, summed).trace();
 }
 
 std::vector<std::int64_t> find_samples(const Section& section,

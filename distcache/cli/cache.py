@@ -27,6 +27,7 @@ from distcache.cache.contents import (
     sources_drawn_no_more,
 )
 from distcache.cache.corpus_places import corpus_places, moves_from, prefix_renamer
+from distcache.cache.deal import Deal
 from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
 from distcache.cli.common import (
@@ -378,6 +379,14 @@ def export_command(
     tokenizer: TokenizerOption = None,
     megatron: MegatronOption = None,
     fim_data: FimOption = None,
+    deal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BATCHxRANKSxMICRO",
+            help="Deal the samples of each step of training to ranks, for equal work: samples of a "
+            "step, data-parallel ranks, samples of a micro batch.",
+        ),
+    ] = None,
     threads: Annotated[
         int, typer.Option("--parallel", min=1, help="Arrays written at a time.")
     ] = 4,
@@ -397,7 +406,10 @@ def export_command(
         distcache export CACHE -o DIR --megatron 0.19 -- torchrun pretrain_gpt.py ...
 
         distcache export CACHE -o DIR --megatron automodel
+
+        distcache export CACHE -o DIR --deal 1024x64x1
     """
+    shape = None if deal is None else Deal.parse(deal)
     rename = prefix_renamer(moves_from(prefix or [], os.environ))
     naming = naming_from(tokenizer, megatron, fim_data=fim_data)
     opened = open_cache(cache)
@@ -408,7 +420,9 @@ def export_command(
         naming = _as_trained(opened, context.args, rename, naming)
     with make_progress(log_format) as progress:
         progress.phase("writing arrays", 1)
-        done = export(opened, Path(to), rename, naming, threads, advance=progress.advance)
+        done = export(
+            opened, Path(to), rename, naming, threads, deal=shape, advance=progress.advance
+        )
     if as_json:
         print_json(done)
         return

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from distcache.cache.corpus_places import moves_from
+from distcache.cache.deal import Deal
 from distcache.cli.cache import TracedArgument
 from distcache.cli.common import (
     JsonOption,
@@ -52,6 +53,22 @@ def report_command(
     global_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples of a step, to compare steps.")
     ] = None,
+    deal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BATCHxRANKSxMICRO",
+            help="Say how long ranks wait for the one with the longest documents: samples of a "
+            "step, data-parallel ranks, samples of a micro batch.",
+        ),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Size of the model, with --deal: 1B, 8B, 70B, 405B or 30B-A3B; or the length in "
+            "tokens at which attention costs as much as everything else.",
+        ),
+    ] = "8B",
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="FILE.html", callback=path_only, help="Write a page."),
@@ -72,7 +89,12 @@ def report_command(
         distcache report pretrain.h5 --log train.log
 
         distcache report pretrain.h5 --window 1000steps --global-batch-size 1024 --json
+
+        distcache report pretrain.h5 --deal 1024x64x1 --model 8B
     """
+    shape = None if deal is None else Deal.parse(deal)
+    if shape is None and model != "8B":
+        raise ConfigError(f"--model {model}: is of --deal, which says the ranks of a step")
     if context.args and not log:
         raise ConfigError(f"unknown option or word: {' '.join(context.args)}")
     prefixes = dict(moves_from(prefix or [], os.environ))
@@ -89,6 +111,8 @@ def report_command(
             samples=samples,
             window=size,
             batch=global_batch_size,
+            deal=shape,
+            model=model,
             threads=threads or threads_of(usable_cores(), 1),
             advance=progress.advance,
         )
@@ -164,6 +188,12 @@ def _show(report: Report, out: str | None) -> None:
             for one in report.corpora
         ],
     )
+    if (waits := report.waits) is not None:
+        typer.echo(
+            f"ranks wait {waits.in_order:.1%} of a step, and a deal leaves {waits.dealt:.1%}; in "
+            f"each micro batch {waits.in_order_apart:.1%} and {waits.dealt_apart:.1%} (computing "
+            f"alone, of a model of {waits.model}, with masks between documents)"
+        )
     for warning in report.warnings:
         typer.echo(f"{warning.kind}: {warning.message}")
     if not report.warnings:

@@ -15,6 +15,7 @@ import typer
 from numpy.typing import NDArray
 
 from distcache.cache.corpus_places import moves_from
+from distcache.cache.deal import Deal
 from distcache.cache.split_members import dataset_count
 from distcache.cli.cache import TracedArgument
 from distcache.cli.common import JsonOption, LogOption, PrefixOption
@@ -44,6 +45,9 @@ from distcache.storage.url import path_only
 
 Traced = tuple[TracedRun, Iterator[StepSamples]]
 """A run over a split, and samples of it that are asked for."""
+
+Wanted = tuple[Trace, dict[int, NDArray[np.int64]]]
+"""A split, and sequences of its corpora that are searched for."""
 
 RANGE: Final = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
 MAX_SHOWN: Final = 32  # samples, on a terminal
@@ -95,6 +99,12 @@ def trace_command(
         int,
         typer.Option(min=0, help="Samples that the run consumed before the first of this cache."),
     ] = 0,
+    deal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BATCHxRANKSxMICRO", help="Deal by which ranks got the samples of each step."
+        ),
+    ] = None,
     text: Annotated[int, typer.Option(min=0, help="Show the text of so many samples.")] = 0,
     tokenizer: Annotated[
         str | None,
@@ -144,21 +154,20 @@ def trace_command(
     opened = trace(cache, whole, dataset=dataset, prefixes=prefixes)
     last = None if steps is None else _range("--steps", steps)[1]
     consumed = consumed_of(context, log, opened, last=last, begin_at=begin_at)
-    runs, notes = _runs(opened, consumed, last, begin_at)
-    wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]] = []
+    shape = None if deal is None else Deal.parse(deal)
+    if shape is not None and (consumed is None or opened.split != "train"):
+        raise ConfigError("--deal: says who got the samples of training's steps: give --log FILE")
+    runs, notes = _runs(opened, consumed, last, begin_at, shape)
+    wanted: list[Wanted] = []
     if find:
-        traced = []
-        for each in [opened] if split else _all_splits(cache, opened, prefixes):
-            sequences, more = wanted_sequences(each, find)
-            notes += more
-            notes += [
-                f"{pair.message}: --find looks in the corpora that it names"
-                for pair in shared_corpora(each)
-                if (pair.one in sequences) != (pair.other in sequences)
-            ][:MAX_SAID]
-            wanted.append((each, sequences))
-            own_runs = runs if each is opened else [TracedRun(each, Sampling())]
-            traced += [(run, run.find(sequences)) for run in own_runs]
+        places = [opened] if split else list(_all_splits(cache, opened, prefixes))
+        wanted, more = _wanted(places, find)
+        notes += more
+        traced = [
+            (run, run.find(sequences))
+            for each, sequences in wanted
+            for run in (runs if each is opened else [TracedRun(each, Sampling())])
+        ]
     else:
         traced = [] if positions is None else _of_positions(opened, positions)
         if steps is not None:
@@ -183,6 +192,21 @@ def trace_command(
         typer.echo(f"note: {note}", err=True)
 
 
+def _wanted(splits: list[Trace], find: list[str]) -> tuple[list[Wanted], list[str]]:
+    """Return what is searched for in each split, and what is not found there."""
+    wanted, notes = [], []
+    for each in splits:
+        sequences, more = wanted_sequences(each, find)
+        notes += more
+        notes += [
+            f"{pair.message}: --find looks in the corpora that it names"
+            for pair in shared_corpora(each)
+            if (pair.one in sequences) != (pair.other in sequences)
+        ][:MAX_SAID]
+        wanted.append((each, sequences))
+    return wanted, notes
+
+
 def _of_positions(opened: Trace, text: str) -> list[Traced]:
     """Return the samples of a range of positions."""
     own = range(*_range("--positions", text))
@@ -193,12 +217,12 @@ def _of_positions(opened: Trace, text: str) -> list[Traced]:
 
 
 def _runs(
-    opened: Trace, consumed: Consumed | None, last: int | None, begin_at: int
+    opened: Trace, consumed: Consumed | None, last: int | None, begin_at: int, deal: Deal | None
 ) -> tuple[list[TracedRun], list[str]]:
     """Return the jobs of a run over a split, and what is not known of it; one without steps."""
     if consumed is None:
         return [TracedRun(opened, Sampling())], []
-    runs, notes = runs_of(opened, consumed, last=last, begin_at=begin_at)
+    runs, notes = runs_of(opened, consumed, last=last, begin_at=begin_at, deal=deal)
     return runs, [*consumed.summary(), *notes] if opened.split == "train" else notes
 
 
@@ -224,7 +248,7 @@ def _write(
     out: str,
     names: list[str],
     traced: list[Traced],
-    wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]],
+    wanted: list[Wanted],
     *,
     as_json: bool,
 ) -> None:
@@ -242,9 +266,7 @@ def _write(
         typer.echo(f"{path}: {rows}")
 
 
-def _documents(
-    traced: list[Traced], wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]]
-) -> dict[int, NDArray[np.int64]]:
+def _documents(traced: list[Traced], wanted: list[Wanted]) -> dict[int, NDArray[np.int64]]:
     """Return the documents that were searched for, or those that samples have."""
     if not wanted:
         found = itertools.chain.from_iterable(own for _, own in traced)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.cache.deal import Deal
 from distcache.errors import ConfigError
 from distcache.ledger.consumed import Consumed
 from distcache.ledger.steps import (
@@ -31,7 +32,12 @@ BEYOND = (
 
 
 def runs_of(
-    trace: Trace, consumed: Consumed, *, last: int | None = None, begin_at: int = 0
+    trace: Trace,
+    consumed: Consumed,
+    *,
+    last: int | None = None,
+    begin_at: int = 0,
+    deal: Deal | None = None,
 ) -> tuple[list[TracedRun], list[str]]:
     """Return the jobs of a run over a split.
 
@@ -45,6 +51,8 @@ def runs_of(
         Step before which all evaluations that are asked for are.
     begin_at : int
         Samples of training before the first of the cache.
+    deal : Deal or None
+        Deal of the steps of training, if there was one.
 
     Returns
     -------
@@ -56,7 +64,7 @@ def runs_of(
     Raises
     ------
     ConfigError
-        If an option is missing, or Megatron would refuse it.
+        If an option is missing, or Megatron would refuse it; or steps were not dealt so.
     """
     split, chosen = trace.split, consumed.options
     if split != "train":
@@ -82,6 +90,9 @@ def runs_of(
     unknown = consumed.unknown.clipped(begin_at, total)
     if len(unknown.numbers):
         found.append(TracedRun(trace, run.sampling, unknown))
+    if deal is not None:
+        for run in found:
+            run.deal(deal)
     return found, notes
 
 

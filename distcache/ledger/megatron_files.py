@@ -25,6 +25,7 @@ from distcache.cache.format import ARRAY_NAMES, TABLES
 from distcache.cache.other_files import directory_error
 from distcache.corpus import open_idx
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
+from distcache.megatron.export import export_in
 from distcache.plan.config import SPLITS
 from distcache.plan.sizes import sequence_range
 from distcache.storage.files import read_file
@@ -64,6 +65,16 @@ class NpyView(ArrayView):
     values: NDArray[Any]
 
 
+def _require_in_order(path: Path) -> None:
+    """Refuse an export whose steps are dealt: its samples are searched for in the cache's order."""
+    exported = export_in(path if path.is_dir() else path.parent)
+    if exported is not None and exported.deal is not None:
+        raise ConfigError(
+            f"{exported.directory}: is an export of dealt steps; trace the cache that it was made "
+            f"of, with --deal {exported.deal}"
+        )
+
+
 class MegatronFiles(Cache):
     """The arrays of one split in a directory of Megatron's, as a cache of what is known.
 
@@ -94,6 +105,7 @@ class MegatronFiles(Cache):
 
     def __init__(self, path: Path, split: str, moves: Moves = ()) -> None:
         self.path, self.moves = path, moves
+        _require_in_order(path)
         stem, found = _find(path, split)
         self.key, self._directory = stem.name.partition("-")[0], stem.parent
         datasets = found.datasets

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from distcache.cache.deal import Deal
 from distcache.edit.selection import hash_numbers
 from distcache.errors import ConfigError
 from distcache.kernels import count_members, sum_windows
@@ -25,6 +26,7 @@ from distcache.ledger.report_document import (
 from distcache.ledger.report_warnings import warnings_of
 from distcache.ledger.shared_corpora import MAX_SAID, shared_corpora
 from distcache.ledger.trace import Trace
+from distcache.ledger.waits import waits_of
 from distcache.storage.threads import map_in_threads
 
 DEFAULT_WINDOWS: Final = 200
@@ -40,6 +42,8 @@ def make_report(
     samples: int | None = None,
     window: int | None = None,
     batch: int | None = None,
+    deal: Deal | None = None,
+    model: str = "8B",
     threads: int = 1,
     advance: Callable[[float], None] = lambda _: None,
 ) -> Report:
@@ -54,7 +58,11 @@ def make_report(
     window : int or None
         Samples of a window, rounded up to whole steps; by default there are 200 windows.
     batch : int or None
-        Samples of a step.
+        Samples of a step; by default those of `deal`.
+    deal : Deal or None
+        Shape of steps, for how long ranks wait for the heaviest.
+    model : str
+        Size of the model, as `distcache.ledger.waits.balance_of` takes it.
     threads : int
         Sections that are summed up at a time; each needs 16 bytes for each of its sequences, and
         some 40 with several passes of Megatron's order.
@@ -75,6 +83,8 @@ def make_report(
     """
     split = trace
     total = _total(split, samples)
+    batch = deal.batch if batch is None and deal is not None else batch
+    waits = None if deal is None else waits_of(trace, deal, model, total)
     window = _window(total, window, batch)
     counts, succession = _count(split, total, window)
     taken = counts.sum(axis=0)
@@ -107,6 +117,7 @@ def make_report(
         corpora=corpora,
         windows=windows,
         steps=steps,
+        waits=waits,
         succession=succession,
         repeats=_repeats(trace, corpora, total),
         padding=1 - trained / (total * length),

@@ -74,6 +74,21 @@ class StepsReport(msgspec.Struct, frozen=True, kw_only=True):
     most_step: int  # number of that step, from 1
 
 
+class WaitsReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How long ranks wait for the heaviest, as shares of the time of computing of a step."""
+
+    deal: str  # samples of a step, ranks, and samples of a micro batch
+    model: str  # size of the model, as it was given
+    balance: int  # tokens of a document for which attention costs as much as everything else
+    steps: int  # steps that were looked at
+    # where ranks meet at the end of a step: with the samples in order, and dealt
+    in_order: float
+    dealt: float
+    # the same where ranks meet in each micro batch, as with FSDP or experts over data ranks
+    in_order_apart: float
+    dealt_apart: float
+
+
 class OrderReport(msgspec.Struct, frozen=True, kw_only=True):
     """How samples of corpora follow one another."""
 
@@ -122,6 +137,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     corpora: tuple[CorpusReport, ...]
     windows: WindowsReport
     steps: StepsReport | None = None
+    waits: WaitsReport | None = None
     succession: OrderReport
     repeats: tuple[RepeatsReport, ...]
     padding: float | None = None  # share of all tokens that are padding

@@ -12,6 +12,7 @@ WEIGHT_DIFFERENCE: Final = 0.01  # difference of a share from its weight
 WINDOW_DIFFERENCE: Final = 0.05  # difference of a share in a window from that of all
 SAMPLES_OF_CHANCE: Final = 3  # samples by which windows differ anyway
 HEAVY_STEP: Final = 3.0  # times the median
+WORTH_DEALING: Final = 0.01  # of the time of a step
 MUCH_PADDING: Final = 0.05
 IN_ORDER: Final = 0.5  # correlation from which samples, or lengths, are in order
 CLOSE_REPEAT: Final = 0.25  # of a pass, within which a repeat is close
@@ -32,6 +33,13 @@ def warnings_of(report: Report) -> Iterator[ReportWarning]:
                 f"step {report.steps.most_step:,} has {ratio:.1f} times the attention of the "
                 "median step: long documents fall together; use larger batches",
             )
+    waits = report.waits
+    if waits is not None and waits.in_order - waits.dealt > WORTH_DEALING:
+        yield ReportWarning(
+            "unequal ranks",
+            f"ranks wait {waits.in_order:.1%} of a step for the one with the longest documents, "
+            f"and a deal leaves {waits.dealt:.1%}: see --deal of `distcache export`",
+        )
     if (report.padding or 0) > MUCH_PADDING:
         yield ReportWarning(
             "padding",

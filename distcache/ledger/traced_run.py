@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.cache.deal import Deal, DealtSplit
+from distcache.errors import ConfigError
 from distcache.ledger.steps import Sampling, Steps
 from distcache.ledger.trace import Trace, TracedSamples
 from distcache.megatron.sampling import Order
@@ -60,6 +62,26 @@ class TracedRun:
         self.sampling = sampling
         self.steps = steps
         self.order: Order = sampling.order(len(trace))
+        self._dealt: DealtSplit | None = None
+
+    def deal(self, deal: Deal) -> None:
+        """Take it that the samples of the steps were dealt.
+
+        Raises
+        ------
+        ConfigError
+            If a step is none of the deal, so that it was not.
+        """
+        assert self.steps is not None, "there are steps"
+        known = self.steps.take((self.steps.numbers > 0) & (self.steps.ends > deal.begin))
+        other = (known.ends - known.begins != deal.batch) | (
+            (known.begins - deal.begin) % deal.batch != 0
+        )
+        if self.sampling.kind != "single" or other.any():
+            which = known.numbers[other][:1].tolist()
+            of = f"step {which[0]} is none of it" if which else "samples were not taken in order"
+            raise ConfigError(f"--deal {deal}: {of}: the run was not dealt so")
+        self._dealt = DealtSplit(self.trace, deal, self.trace.section)
 
     def of_steps(self, steps: Steps) -> Iterator[StepSamples]:
         """Yield the samples of steps, in their order; raises as `Trace.samples`."""
@@ -76,6 +98,8 @@ class TracedRun:
                 + before
             )
             positions = self._positions(steps.take(np.arange(first, last)))
+            if self._dealt is not None:
+                within = self._dealt.places(positions) - steps.begins[rows]
             yield StepSamples(
                 self.trace.samples(positions), steps, rows, self.sampling.ranks_of(within)
             )
@@ -110,7 +134,8 @@ class TracedRun:
         places, own, rows = self._places(positions, steps)
         for begin in range(0, len(places), CHUNK_SAMPLES):
             some = slice(begin, begin + CHUNK_SAMPLES)
-            ranks = self.sampling.ranks_of(places[some] - steps.begins[rows[some]])
+            taken = places[some] if self._dealt is None else self._dealt.places(places[some])
+            ranks = self.sampling.ranks_of(taken - steps.begins[rows[some]])
             if ranks is not None:  # of an unknown step they are not known
                 micro_batches, own_ranks, slots = ranks
                 known = steps.numbers[rows[some]] > 0

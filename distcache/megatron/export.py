@@ -21,7 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.cache.contents import ArrayView, Cache, Contents
+from distcache.cache.corpus_places import corpus_places
+from distcache.cache.deal import CHUNK_SAMPLES, Deal, DealtSplit
 from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
+from distcache.cache.mapped_section import map_section, open_own_idx
+from distcache.cache.split_members import SplitMembers
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.megatron.arguments import (
     IN_THE_PLACE,
@@ -58,6 +62,7 @@ from distcache.storage.watchdog import tick
 
 PIECE_BYTES: Final = 8 << 20  # bytes that are written at a time
 RECORD: Final = "distcache.json"
+OWN: Final = ("key", "automodel", "deal")  # fields that exports into one directory share
 MAX_RECORD_BYTES: Final = 1 << 30  # bytes of a record of an export
 
 
@@ -73,6 +78,7 @@ class Exported(msgspec.Struct, frozen=True):
     warnings: list[str]
     automodel: bool  # whether the files are NeMo Automodel's
     packed: bool  # whether the rows are packed
+    deal: str | None = None  # how the steps of training are dealt, if they are
 
 
 def export(
@@ -82,6 +88,7 @@ def export(
     naming: Naming = Naming(),  # noqa: B008  frozen
     threads: int = 2,
     objects: Path | None = None,
+    deal: Deal | None = None,
     advance: Callable[[float], None] = lambda _: None,
 ) -> Exported:
     """Write the ``.npy`` files that Megatron looks for.
@@ -105,6 +112,9 @@ def export(
         Sections or blends that are written at a time.
     objects : Path or None
         Argument of `megatron_arguments`.
+    deal : Deal or None
+        Shape of the steps of training, whose samples are dealt: the arrays of its blend, or its
+        shuffle index, are permuted within steps. These are written anew each time.
     advance : callable
         Receiver of the share of the arrays that is written.
 
@@ -125,6 +135,7 @@ def export(
     """
     prefixes = [rename(prefix) for prefix in cache.prefixes]
     require_readable(cache, naming)
+    permuted = {} if deal is None else _permuted(cache, naming, deal)
     directory = directory.absolute()  # it is part of the options, wherever training starts
     require_text(str(directory), *prefixes)
     wanted = list(named_files(cache, rename, naming))
@@ -135,9 +146,10 @@ def export(
         files=[],
         arguments=list(settings.options),
         samples={split: cache.identity["samples"][split] for split in SPLITS},
-        warnings=[*megatron_warnings(cache), *settings.warnings],
+        warnings=[*megatron_warnings(cache), *settings.warnings, *_needs(deal)],
         automodel=naming.automodel,
         packed="packing" in cache.identity,
+        deal=None if deal is None else str(deal),
     )
     with may_write(directory, "choose another --out"), ThreadPoolExecutor(threads) as pool:
         try:
@@ -151,7 +163,7 @@ def export(
         whole = sum(_nbytes(entries) for entries in groups) or 1
 
         def write(entries: list[NamedArrays]) -> list[str]:
-            names = _write_entries(cache, entries, directory)
+            names = _write_entries(cache, entries, directory, permuted)
             advance(_nbytes(entries) / whole)
             return names
 
@@ -237,7 +249,7 @@ def _claim(directory: Path, result: Exported, cache: Cache, wanted: Iterable[Nam
     if there is None:
         stems = [entry.stem for entry in wanted]
         found = next(filter(lambda s: (directory / f"{s}-description.txt").exists(), stems), None)
-        is_megatrons = cache.identity.get("order", "megatron") == "megatron"
+        is_megatrons = cache.identity.get("order", "megatron") == "megatron" and not result.deal
         if found and not (is_megatrons and "phases" not in cache.identity):
             raise ConfigError(
                 f"{directory / found}*: are of Megatron itself, whose samples are in another "
@@ -245,10 +257,10 @@ def _claim(directory: Path, result: Exported, cache: Cache, wanted: Iterable[Nam
             )
         _write_record(directory / RECORD, result, claim=True)
         there = export_in(directory)
-    if there is None or (there.key, there.automodel) != (result.key, result.automodel):
+    if there is None or any(getattr(there, name) != getattr(result, name) for name in OWN):
         raise ConfigError(
-            f"{directory}: has the files of another cache, or for other training: those of two "
-            "can have the same names; choose a separate directory with --out"
+            f"{directory}: has the files of another cache, or for other training, or other steps: "
+            "those of two can have the same names; choose a separate directory with --out"
         )
 
 
@@ -307,7 +319,85 @@ def _nbytes(entries: Sequence[NamedArrays]) -> int:
     return sum(view.nbytes for view in entries[0].arrays.values())
 
 
-def _write_entries(cache: Cache, entries: list[NamedArrays], directory: Path) -> list[str]:
+Permuted = dict[int, "_Permutation"]
+"""Permutations of arrays, by the byte of the cache at which each array begins."""
+
+
+class _Permutation:
+    """The order of a split whose steps are dealt: for each place, which sample of its step."""
+
+    def __init__(self, dealt: DealtSplit) -> None:
+        deal = dealt.deal
+        self.begin, self.batch = deal.begin, deal.batch
+        self._within = np.empty((dealt.steps, deal.batch), np.min_scalar_type(deal.batch - 1))
+        each = max(CHUNK_SAMPLES // deal.batch, 1)
+        for first in range(0, dealt.steps, each):
+            last = min(first + each, dealt.steps)
+            self._within[first:last], _ = dealt.deal_steps(first, last)
+            tick()
+
+    def pieces(self, values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """Yield the values of an array in this order, those without a step as they are."""
+        yield values[: self.begin]
+        each = max(CHUNK_SAMPLES // self.batch, 1)
+        for first in range(0, len(self._within), each):
+            within = self._within[first : first + each]
+            begin = self.begin + first * self.batch
+            steps = values[begin : begin + within.size].reshape(-1, self.batch)
+            yield np.take_along_axis(steps, within.astype(np.intp), axis=1).reshape(-1)
+        yield values[self.begin + self._within.size :]
+
+
+def _needs(deal: Deal | None) -> list[str]:
+    """Return what training has to do that reads dealt steps."""
+    if deal is None:
+        return []
+    found = [
+        f"the steps are dealt as {deal}: train with --global-batch-size {deal.batch} and "
+        f"--micro-batch-size {deal.micro_batch} on {deal.ranks} data-parallel ranks, or on a "
+        "number of ranks that divides it, without a ramp of the batch size"
+    ]
+    if deal.micro_batch > 1:
+        found.append(
+            "micro batches have other samples than without the deal: give "
+            "--calculate-per-token-loss, or the loss weighs tokens in another way"
+        )
+    return found
+
+
+def _permuted(cache: Cache, naming: Naming, deal: Deal) -> Permuted:
+    """Return how arrays of the split `train` are permuted: of the blend, or of the only section.
+
+    Raises
+    ------
+    ConfigError
+        If the steps cannot be dealt, or training would not take them in order.
+    """
+    if naming.automodel:
+        raise ConfigError(f"--deal {deal}: NeMo Automodel draws in an order of its own")
+    split = SplitMembers(cache, "train")
+    for _, source in split.pairs:
+        if cache.columns_of(source):
+            raise ConfigError(
+                f"--deal {deal}: {cache.prefixes[source]} consists of rows, not of tokens"
+            )
+    places = corpus_places(cache)
+    sections = [(row, open_own_idx(cache, source, places[source])) for row, source in split.pairs]
+    order = _Permutation(
+        DealtSplit(split, deal, lambda member: map_section(cache, *sections[member]))
+    )
+    members = cache.table("members")
+    blend = int(members["blend"][members["split"] == b"train"][0])
+    if blend < 0:
+        views = [cache.arrays("sections", split.pairs[0][0])["shuffle_index"]]
+    else:
+        views = list(cache.arrays("blends", blend).values())
+    return {view.offset: order for view in views}
+
+
+def _write_entries(
+    cache: Cache, entries: list[NamedArrays], directory: Path, permuted: Permuted
+) -> list[str]:
     """Write arrays under all their names, each name's description last; return the names."""
     names = []
     first = entries[0]
@@ -316,7 +406,7 @@ def _write_entries(cache: Cache, entries: list[NamedArrays], directory: Path) ->
             names.append(f"{entry.stem}-{view.name}.npy")
             source = directory / f"{first.stem}-{view.name}.npy"
             if entry is first or not _link(source, directory / names[-1]):
-                _write_array(cache, view, directory / names[-1])
+                _write_array(cache, view, directory / names[-1], permuted.get(view.offset))
         names.append(f"{entry.stem}-description.txt")
         with atomic_write(directory / names[-1]) as stream:
             stream.write(entry.description.encode("utf-8"))
@@ -362,21 +452,25 @@ def wrong_files(
             yield path
 
 
-def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:
+def _write_array(
+    cache: Cache, view: ArrayView, path: Path, order: _Permutation | None = None
+) -> None:
+    """Write an array, in another order if there is one."""
     array = cache.read(view)
     if array_digest(leaves_of(array)) != view.digest:
         raise CacheCorrupt(
             f"{cache.path}: {view.name} at byte {view.offset} differs from its digest"
         )
-    if _is_there(path, array, view.digest):
+    if order is None and _is_there(path, array, view.digest):
         return
     header = np.lib.format.header_data_from_array_1_0(array)
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     with atomic_write(path) as stream:
         np.lib.format.write_array_header_1_0(stream, header)
-        for begin in range(0, content.size, PIECE_BYTES):
-            stream.write(content[begin : begin + PIECE_BYTES].data)
-            tick()
+        for piece in [array] if order is None else order.pieces(array):
+            content = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+            for begin in range(0, content.size, PIECE_BYTES):
+                stream.write(content[begin : begin + PIECE_BYTES].data)
+                tick()
         cache.require_intact()
 
 

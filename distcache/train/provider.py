@@ -44,6 +44,7 @@ class Asked(NamedTuple):
     samples: Sequence[int | None]  # samples of each split; None is one pass
     recipe: Mapping[str, Any]  # fields of the cache's identity that must be equal
     options: Mapping[str, Any]  # the fields of `SampleOptions`
+    deal: str | None = None  # how steps of training are dealt
 
 
 class ProvidedSplit(Dataset[Any]):
@@ -101,7 +102,9 @@ def datasets_for(
     several = bool(opened.cache.identity["multiple_validation_sets"])
 
     def dataset(split: str, number: int | None = None) -> ProvidedSplit:
-        found = ProvidedSplit(opened.dataset(split, number, **asked.options), Split[split])
+        deal = asked.deal if split == "train" else None
+        samples = opened.dataset(split, number, **asked.options, deal=deal)
+        found = ProvidedSplit(samples, Split[split])
         if not exact:
             _require_enough(opened, split, len(found), asked.samples[SPLITS.index(split)])
         return found
@@ -197,6 +200,9 @@ class MegatronProvider:
     exact : bool
         Whether the cache must have as many samples as training asks for, so that their order is
         Megatron's. Otherwise the cache may have more.
+    deal : bool
+        Whether the samples of each step of training are dealt to ranks and micro batches, so that
+        these have equal work.
     is_built : callable
         Whether a rank reads data, given ``vp_stage=``: the script's `is_dataset_built_on_rank`. By
         default the first rank of every tensor group, also where a pipeline's middle stages do not
@@ -220,11 +226,13 @@ class MegatronProvider:
         local: str | Path | None = None,
         *,
         exact: bool = True,
+        deal: bool = False,
         is_built: Callable[..., bool] = _first_of_tensor_group,
     ) -> None:
         self.cache = cache
         self.local = local
         self.exact = exact
+        self.deal = deal
         self.is_built = is_built
 
     def __call__(self, samples: Sequence[int | None], vp_stage: int | None = None) -> Datasets:
@@ -239,7 +247,10 @@ class MegatronProvider:
         """
         from megatron.training import get_args, get_tokenizer  # noqa: PLC0415
 
-        asked = _asked_by(get_args(), get_tokenizer(), samples)
+        options = get_args()
+        asked = _asked_by(options, get_tokenizer(), samples)
+        if self.deal:
+            asked = asked._replace(deal=deal_of(options))
         train, valid, test = datasets_for(self.cache, self.local, asked, exact=self.exact)
         if self.is_built(vp_stage=vp_stage):
             return train, valid, test
@@ -262,6 +273,29 @@ def _asked_by(options: Any, tokenizer: Any, samples: Sequence[int | None]) -> As
     masks = {ours: getattr(options, name, False) for ours, name in MASKS.items()}
     tokens = tokens_of(tokenizer, allow_ambiguous=options.allow_ambiguous_pad_tokens)
     return Asked(samples, recipe, masks | tokens)
+
+
+def deal_of(options: Any) -> str:
+    """Return how Megatron's options deal steps, of which one begins where training goes on.
+
+    Raises
+    ------
+    ConfigError
+        If steps change their size, or samples are taken in another order.
+    """
+    for name in ("rampup_batch_size", "step_batch_size_schedule"):
+        if getattr(options, name, None):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option}: steps of growing size are not dealt; leave deal out")
+    kind = getattr(options, "dataloader_type", None)
+    if kind not in (None, "single"):
+        raise ConfigError(
+            f"--dataloader-type {kind}: its samples are not taken in order, and not dealt; leave "
+            "deal out"
+        )
+    batch, consumed = options.global_batch_size, options.consumed_train_samples or 0
+    shape = f"{batch}x{options.data_parallel_size}x{options.micro_batch_size}"
+    return f"{shape}@{consumed % batch}"
 
 
 def agree(cache: OpenCache, group: Any = None) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.cache.deal import Deal
 from distcache.cache.mapped_section import map_section
 from distcache.corpus.ancestry import documents_of
 from distcache.errors import CacheCorrupt, ConfigError
@@ -123,6 +124,10 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Whether `pad` is padding even if it is also `eod`.
     position : bool
         Whether samples have their position in the split.
+    deal : str or None
+        ``BATCHxRANKSxMICRO``, as "1024x64x1", for steps of equal work: samples of a step,
+        data-parallel ranks, and samples of a micro batch. Samples change their places within their
+        steps, and keep their positions; see "Equal steps".
     """
 
     eod: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
@@ -134,6 +139,7 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inter_document_masking: bool = False
     allow_ambiguous_pad_tokens: bool = False
     position: bool = False
+    deal: str | None = None
 
     def __post_init__(self) -> None:
         given = [
@@ -170,6 +176,7 @@ class SampleFields(TypedDict, total=False):
     inter_document_masking: bool
     allow_ambiguous_pad_tokens: bool
     position: bool
+    deal: str | None
 
 
 _KERNEL_NAMES = {
@@ -208,7 +215,8 @@ class SampleDataset(SplitDataset[SampleReader]):
         opened: OpenFiles | None = None,
     ) -> None:
         self.options = options
-        super().__init__(handle, split, number, opened)
+        deal = None if options.deal is None else Deal.parse(options.deal)
+        super().__init__(handle, split, number, opened, deal)
 
     def __repr__(self) -> str:
         split = self._here().split
@@ -293,6 +301,8 @@ class SampleDataset(SplitDataset[SampleReader]):
         )
         members, samples = here.split.look_up(positions)
         named = {_KERNEL_NAMES.get(name, name): values for name, values in arrays.items()}
+        if self.options.position:
+            positions = here.split.positions(positions)
         readings = [getattr(index, "reading", None) for index in indices]
         here.read(members.tolist(), samples, named, readings)
         if self.options.eod_mask_loss == "documents":

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from distcache.cache.deal import Deal
 from distcache.errors import ConfigError, LoaderWarning, StateWarning
 from distcache.kernels import Permutation
 from distcache.megatron.sampling import Cyclic, Drawn, Order, Sequential, Sharded
@@ -81,6 +82,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dataset: int | None = None
     # key of all caches of which the larger begins with the samples of the smaller; None if none is
     growth: str | None = None
+    deal: str | None = None  # how steps are dealt, if they are
     order: Literal["sequential", "cyclic", "sharded"]  # ``sequential``, ``cyclic`` or ``sharded``
     # samples of the dataset, of an epoch, and those that are shuffled for it
     total_samples: Positive
@@ -102,6 +104,26 @@ def _beyond_limits(consumed: int, epoch: int) -> list[str]:
 def _lacks_identity(found: _State, own: _State) -> bool:
     fields = ("cache_key", "split", "dataset")
     return any(getattr(found, name) is None and getattr(own, name) is not None for name in fields)
+
+
+def _require_whole_steps(found: _State, own: _State) -> None:
+    """Refuse a state within a step whose samples are dealt in another way here.
+
+    Raises
+    ------
+    ConfigError
+        Error that says where training can go on.
+    """
+    if (found.deal, found.cache_key) == (own.deal, own.cache_key):
+        return
+    for text in (found.deal, own.deal):
+        if text is not None and Deal.parse(text).cuts(found.consumed_samples):
+            raise ConfigError(
+                f"the sampler's state is within a step of the deal {text}: after "
+                f"{found.consumed_samples} samples some of the step are consumed, and others "
+                f"would follow with deal={own.deal!r}; go on with deal={found.deal!r} and the same "
+                "cache up to the end of a step"
+            )
 
 
 def _dealt_by() -> str:
@@ -171,16 +193,18 @@ class ResumableSampler(Sampler[list[int | None]]):
     ) -> None:
         if isinstance(dataset, CachedDataset | RowDataset):
             self._belongs_to, self.total_samples = dataset.identity, len(dataset)
-            self._continued = dataset.continued
+            self._continued, deal = dataset.continued, dataset.deal
         else:
             self._belongs_to, self.total_samples = {}, plain_number(dataset)
-            self._continued = None
+            self._continued = deal = None
         self.micro_batch_size = micro_batch_size = plain_number(micro_batch_size)
         self.data_parallel_rank = plain_number(data_parallel_rank)
         self.data_parallel_size = plain_number(data_parallel_size)
         self.consumed_samples = plain_number(consumed_samples)
         self.drop_last = drop_last
         self._require_possible(order)
+        if deal is not None:
+            self._require_steps_of(deal, order)
         self.step = self._samples_per_step()
         self._kind = "sharded" if order == "cyclic" and data_sharding else order
         # A last, partial step is no part of an epoch, as in Megatron.
@@ -224,6 +248,16 @@ class ResumableSampler(Sampler[list[int | None]]):
         problems = problems or _beyond_limits(self.consumed_samples, self.total_samples)
         if problems:
             raise ConfigError(*problems)
+
+    def _require_steps_of(self, deal: Deal, order: str) -> None:
+        """Refuse a sampler that does not take the steps that are dealt."""
+        if order != "sequential":
+            raise ConfigError(f"deal is {deal}, which is for a sequential order")
+        if deal.batch % self._samples_per_step():
+            raise ConfigError(
+                f"deal is {deal}, and steps of {deal.batch} samples have no whole micro batches of "
+                f"{self.micro_batch_size} for {self.data_parallel_size} ranks"
+            )
 
     def _samples_per_step(self) -> int:
         return self.micro_batch_size * self.data_parallel_size
@@ -358,6 +392,7 @@ class ResumableSampler(Sampler[list[int | None]]):
         ]
         if differing:
             raise ConfigError(*differing)
+        _require_whole_steps(found, own)
         self.consumed_samples = found.consumed_samples
         if not grows:
             self._epoch_samples = found.epoch_samples

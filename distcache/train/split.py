@@ -11,8 +11,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.cache.deal import Deal, DealtSplit
+from distcache.cache.mapped_section import map_section
 from distcache.cache.split_members import SplitMembers
 from distcache.corpus import Idx
+from distcache.kernels import Section
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.plan.identity import growth_key
@@ -42,6 +45,8 @@ class OpenSplit(SplitMembers):
         "train", "valid" or "test".
     number : int
         Number of the validation set, where there are several.
+    deal : Deal or None
+        Shape of the steps whose samples are dealt.
 
     Attributes
     ----------
@@ -53,15 +58,40 @@ class OpenSplit(SplitMembers):
     Raises
     ------
     ConfigError
-        If the split, or a dataset of this number, does not exist.
+        If the split, or a dataset of this number, does not exist, or it cannot be dealt.
     """
 
-    def __init__(self, files: OpenFiles, split: str, number: int = 0) -> None:
+    def __init__(
+        self, files: OpenFiles, split: str, number: int = 0, deal: Deal | None = None
+    ) -> None:
         super().__init__(files.cache, split, number)
         self.process = os.getpid()
         self.files = files
         self._members: dict[int, OpenMember] = {}
         self._lock = threading.Lock()
+        self._deal = deal
+        self._dealt = self._deal_steps()
+
+    def _deal_steps(self) -> DealtSplit | None:
+        return None if self._deal is None else DealtSplit(self, self._deal, self._section_of)
+
+    def _section_of(self, number: int) -> Section:
+        member = self.member(number)
+        return map_section(self.cache, member.section, member.idx)
+
+    def positions(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of the samples that training takes at places of its order.
+
+        Raises
+        ------
+        CacheCorrupt
+            If arrays lead outside of one another.
+        """
+        return places if self._dealt is None else self._dealt.positions(places)
+
+    def look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """Return member and sample at each place of training's order; raises as `positions`."""
+        return super().look_up(self.positions(positions))
 
     def member(self, number: int) -> OpenMember:
         """Return a corpus of the split, which is opened once.
@@ -88,6 +118,7 @@ class OpenSplit(SplitMembers):
         CacheCorrupt, CorpusError
             If the cache or an index was cut short, or its filesystem has failed.
         """
+        self._dealt = self._deal_steps()
         with self._lock:
             members, self._members = self._members, {}
         self.files.cache.require_intact()
@@ -129,17 +160,25 @@ class SplitDataset(Generic[Reader]):
         Number of the validation set, where there are several.
     opened : OpenFiles or None
         The cache, if this process has it open.
+    deal : Deal or None
+        Shape of the steps whose samples are dealt to ranks.
     """
 
     def __init__(
-        self, handle: CacheHandle, split: str, number: int, opened: OpenFiles | None
+        self,
+        handle: CacheHandle,
+        split: str,
+        number: int,
+        opened: OpenFiles | None,
+        deal: Deal | None = None,
     ) -> None:
         self.handle = handle
         self.split = split
         self.number = number
+        self.deal = deal
         self._reader: Reader | None = None
         if opened is not None:
-            self._reader = self._make_reader(OpenSplit(opened, split, number))
+            self._reader = self._make_reader(OpenSplit(opened, split, number, deal))
 
     def _make_reader(self, split: OpenSplit) -> Reader:
         """Return what reads an open split."""
@@ -149,7 +188,7 @@ class SplitDataset(Generic[Reader]):
         """Return what this process has open; open it first if necessary."""
         here = self._reader
         if here is None or here.split.process != os.getpid():
-            split = OpenSplit(self.handle.open(), self.split, self.number)
+            split = OpenSplit(self.handle.open(), self.split, self.number, self.deal)
             here = self._reader = self._make_reader(split)
         return here
 
@@ -168,12 +207,13 @@ class SplitDataset(Generic[Reader]):
         """What identifies the samples: the cache's key, the split, the number of the dataset.
 
         And the key that it shares with caches that begin with the same samples, if there may be
-        any.
+        any, and how its steps are dealt, if they are.
         """
         cache = self._here().split.files.cache
         found = {"cache_key": cache.key, "split": self.split, "dataset": self.number}
         growth = growth_key(cache.identity)
-        return found if growth is None else found | {"growth": growth}
+        found |= {} if growth is None else {"growth": growth}
+        return found if self.deal is None else found | {"deal": str(self.deal)}
 
     @property
     def continued(self) -> tuple[str, int] | None:

@@ -15,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
+import distcache
 from distcache.cli.main import app
 from distcache.corpus.idx import open_idx
 from distcache.errors import DistcacheError
@@ -381,3 +382,33 @@ def test_data_is_removed_and_shown_to_be(tmp_path: Path) -> None:
     kept = rows("trace", tmp_path / "second.h5", "--find", "a.jsonl:124")
     assert {part["line"] for part in kept} == {124}
     assert len(open_idx(str(view)).lengths) == len(open_idx(str(tmp_path / "a")).lengths) - 5
+
+
+def test_dealt_steps(cache: Path) -> None:
+    """A trace says which rank got which sample, a report how long ranks wait."""
+    words = ["--global-batch-size", "16", "--micro-batch-size", "2", "--data-parallel-size", "4"]
+    log = [*words, "--deal", "16x4x2"]
+    steps = rows("trace", cache, "--steps", "2:4", *log)
+    places = {
+        row["position"]: (row["step"] - 1) * 16
+        + 8 * row["micro_batch"]
+        + 2 * row["rank"]
+        + row["slot"]
+        for row in steps
+    }
+    dealt = distcache.open(cache).numpy_dataset("train", deal="16x4x2", position=True)
+    assert {int(dealt[place]["position"]): place for place in range(16, 48)} == places
+    assert list(places.values()) != list(places)
+    one = steps[0]
+    found = rows("trace", cache, "--find", f"{one['corpus']}:{one['document']}", *log)
+    assert one in [row for row in found if row["step"] == one["step"]]
+    assert "none of it" in run("trace", cache, "--steps", "2", *words, "--deal", "8x4x2", code=2)
+    assert "give --log" in run("trace", cache, "--positions", "2", "--deal", "8x4x2", code=2)
+
+    waits = json.loads(run("report", cache, "--deal", "16x4x2", "--model", "30", "--json"))["waits"]
+    assert 0 <= waits["dealt"] < waits["in_order"] < waits["in_order_apart"] < 1
+    said = run("report", cache, "--deal", "16x4x2", "--model", "30")
+    assert f"ranks wait {waits['in_order']:.1%} of a step" in said
+    assert "unequal ranks" in said
+    assert "expected 1B" in run("report", cache, "--deal", "16x4x2", "--model", "9B", code=2)
+    assert "is of --deal" in run("report", cache, "--model", "1B", code=2)

@@ -165,3 +165,13 @@ def test_what_packed_rows_need(small: dict[str, str], tmp_path: Path) -> None:
     assert ask(out, [*words, "--eod-mask-loss"])[0] == []
     wrong = [*words, "--eod-mask-loss", "--dataloader-defer-npy-index-mmap"]
     assert any("does not know how many" in text for text in ask(out, wrong)[0])
+
+
+def test_steps_that_are_not_those_of_a_deal(small: dict[str, str], tmp_path: Path) -> None:
+    """Are a problem: of another batch size, of a ramp, or in another order."""
+    words = [*COMMAND.split(), *NULL.split(), *blended(small)]
+    out = exported(words, tmp_path, "--deal", "8x4x1")
+    assert ask(out, words)[0] == []
+    for option, value in (("--global-batch-size", "16"), ("--dataloader-type", "cyclic")):
+        problems, _ = ask(out, [*words, option, value])
+        assert f"{out}: its steps are dealt as 8x4x1, which {option} {value} is not" in problems

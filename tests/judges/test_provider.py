@@ -24,6 +24,7 @@ with warnings.catch_warnings():
 
 import distcache.megatron
 from distcache.builder.configuration import complete
+from distcache.cache.deal import Deal
 from distcache.errors import ConfigError
 from distcache.launch.doctor.training import examine_training
 from distcache.megatron.command_line import megatron_words
@@ -147,6 +148,42 @@ def test_batches_are_megatrons(
                 require_equal(batch, wanted)
                 compared += 1
     assert compared > 20
+
+
+def test_dealt_steps(corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron's loaders take the same samples in each step, also of a run that goes on."""
+    words = [*COMMAND.split(), *data_words("blend", corpora)]
+    cache = cached(words, tmp_path)
+    start_training(words)
+    monkeypatch.setattr(mpu, "get_data_parallel_world_size", lambda: 2)
+    taken: dict[bool, list[list[list[int]]]] = {}
+    for deal in (False, True):
+        for consumed in (0, 24):
+            global_vars.get_args().consumed_train_samples = consumed
+            provide = distcache.megatron.provider(cache, deal=deal)
+            train, valid, _ = training.build_train_valid_test_datasets(provide)
+            assert train.dataset.deal == (Deal(12, 2, 3) if deal else None)
+            assert valid.dataset.deal is None
+            found: list[list[int]] = []
+            for rank in (0, 1):
+                monkeypatch.setattr(mpu, "get_data_parallel_rank", lambda rank=rank: rank)
+                loader = build_pretraining_data_loader(train, consumed)
+                found += itertools.chain.from_iterable(b["tokens"].tolist() for b in loader)
+            taken.setdefault(deal, []).append(found)
+    for plain, dealt in zip(taken[False], taken[True], strict=True):
+        assert plain != dealt
+        assert sorted(plain) == sorted(dealt)
+    assert all(sample in taken[True][0] for sample in taken[True][1])
+
+
+@pytest.mark.parametrize("option", ["--rampup-batch-size 6 6 100", "--dataloader-type cyclic"])
+def test_steps_that_are_not_dealt(option: str, corpora: list[str], tmp_path: Path) -> None:
+    """Steps that grow, and samples that are not taken in order."""
+    words = [*COMMAND.split(), *data_words("blend", corpora)]
+    cache = cached(words, tmp_path)
+    start_training([*words, *option.split()])
+    with pytest.raises(ConfigError, match=option.split(maxsplit=1)[0]):
+        training.build_train_valid_test_datasets(distcache.megatron.provider(cache, deal=True))
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 import distcache
+from distcache.cache import open_cache
+from distcache.cache.deal import Deal
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.ledger.trace import trace
+from distcache.megatron.export import export
 from tests.orders.orders import LENGTH, ORDERS, Tokens, build_numbered
+from tests.support import here
+from tests.support.corpora import mixed_lengths
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
@@ -132,3 +137,11 @@ def test_damaged_blends_are_no_answer(value: int, tmp_path: Path) -> None:
     found.samples(np.arange(7))
     with pytest.raises(CacheCorrupt, match="distcache verify"):
         found.samples(np.arange(len(found)))
+
+
+def test_exports_of_dealt_steps_are_refused(corpora: dict[str, str], tmp_path: Path) -> None:
+    """Samples are searched for in the order of the cache."""
+    path = here.build(mixed_lengths(corpora), tmp_path).path
+    export(open_cache(path), tmp_path / "out", deal=Deal(64, 8, 2))
+    with pytest.raises(ConfigError, match="made of, with --deal 64x8x2"):
+        trace(tmp_path / "out")

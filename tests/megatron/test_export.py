@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distcache.cache import open_cache
 from distcache.cache.corpus_places import prefix_renamer
+from distcache.cache.deal import Deal
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.megatron.export import export, export_in, wrong_files
 from distcache.megatron.names import Naming
@@ -341,3 +343,48 @@ def test_two_exports_at_once(blend_config: dict[str, Any], shared: Path, tmp_pat
     refused = [isinstance(found.exception(), ConfigError) for found in done]
     assert sorted(refused) == [False, True]
     assert not list(wrong_files(caches[refused.index(False)], tmp_path / "out"))
+
+
+@pytest.mark.parametrize("is_blend", [True, False])
+def test_steps_are_dealt(
+    is_blend: bool, blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Arrays of training alone are permuted, and written anew each time."""
+    fields = (
+        blend_config if is_blend else blend_config | {"blend": [blend_config["blend"][0]["path"]]}
+    )
+    cache = open_cache(here.build(fields, shared).path)
+    plain, directory, deal = tmp_path / "plain", tmp_path / "out", Deal(64, 8, 2, 3)
+    files = export(cache, plain).files
+    made = export(cache, directory, deal=deal)
+    assert (made.files, made.deal) == (files, "64x8x2@3")
+    assert any("--calculate-per-token-loss" in warning for warning in made.warnings)
+    differing = [
+        name for name in files if (plain / name).read_bytes() != (directory / name).read_bytes()
+    ]
+    names = ["dataset_index", "dataset_sample_index"] if is_blend else ["shuffle_index"]
+    assert sorted(name.partition("-train-")[2] for name in differing) == [f"{n}.npy" for n in names]
+    for name in differing:
+        before, after = np.load(plain / name), np.load(directory / name)
+        assert np.array_equal(before[:3], after[:3])
+        for begin in range(3, len(before), 64):
+            assert sorted(before[begin : begin + 64]) == sorted(after[begin : begin + 64])
+        whole = (directory / name).read_bytes()
+        (directory / name).write_bytes(whole[:-8] + bytes(8))
+        assert export(cache, directory, deal=deal) == made
+        assert (directory / name).read_bytes() == whole
+    for other in (None, Deal(64, 8, 1, 3)):
+        with pytest.raises(ConfigError, match="other steps"):
+            export(cache, directory, deal=other)
+
+
+def test_steps_that_are_not_dealt(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Of a trainer with an order of its own, and of a split that has no whole step."""
+    cache = open_cache(here.build(blend_config, shared).path)
+    with pytest.raises(ConfigError, match="an order of its own"):
+        export(cache, tmp_path / "out", naming=Naming(automodel=True), deal=Deal(64, 8, 2))
+    with pytest.raises(ConfigError, match="a step has 5000 samples"):
+        export(cache, tmp_path / "out", deal=Deal(5000, 10, 1))
+    assert not (tmp_path / "out").exists()

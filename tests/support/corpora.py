@@ -39,6 +39,14 @@ def blend_fields(corpora: dict[str, str]) -> dict[str, Any]:
     }
 
 
+def mixed_lengths(corpora: dict[str, str]) -> dict[str, Any]:
+    """Return a configuration of training alone, of documents of all lengths."""
+    weights = {"plain": 0.5, "long": 0.3, "holes": 0.2}
+    blend = [{"path": corpora[name], "weight": weight} for name, weight in weights.items()]
+    fields = {"sequence_length": 64, "samples": {"train": 4100}, "split": "1,0,0"}
+    return fields | {"blend": blend, "tokenizer": {"class": "X"}}
+
+
 def write_lengths(
     prefix: Path, lengths: NDArray[np.int64], dtype: str = "u2", first: int = 0
 ) -> str:

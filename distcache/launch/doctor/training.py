@@ -22,11 +22,13 @@ import msgspec
 import numpy as np
 
 from distcache.builder.configuration import complete
+from distcache.cache.deal import Deal
 from distcache.errors import OptionWarning
 from distcache.launch.doctor.machine import Finding
 from distcache.megatron.command_line import megatron_words
 from distcache.megatron.export import export_in
 from distcache.megatron.options import config_from_options
+from distcache.megatron.run_options import run_of_command
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release
 from distcache.plan.config import SPLITS, Config
 from distcache.storage.files import read_file
@@ -197,6 +199,7 @@ def examine_training(
         return [*findings, Finding("problem", "Megatron", text)], []
     findings += judge(expected, directory)
     findings += _judge_packed(expected, words, directory)
+    findings += _judge_deal(expected, words, directory, config.sequence_length)
     return findings, [file for entry in expected for file in entry.files]
 
 
@@ -385,3 +388,25 @@ def _judge_packed(
     if DEFERRING in words:
         text = f"{directory}: its rows are packed, and {DEFERRING} does not know how many there are"
         yield Finding("problem", "packing", text)
+
+
+def _judge_deal(
+    expected: Sequence[Expected], words: Sequence[str], directory: Path, sequence_length: int
+) -> Iterator[Finding]:
+    """Yield a problem for each option by which steps are others than those that were dealt."""
+    names = {file.name for entry in expected for file in entry.files}
+    exported = export_in(directory)
+    if exported is None or exported.deal is None or not names.intersection(exported.files):
+        return
+    deal, options = Deal.parse(exported.deal), run_of_command(words, sequence_length)
+    training = options.training
+    asked = {
+        "--global-batch-size": (training.global_batch_size or deal.batch, deal.batch),
+        "--dataloader-type": (options.dataloader_type, "single"),
+        "--rampup-batch-size": (training.rampup_batch_size, None),
+        "--step-batch-size-schedule": (training.step_batch_size_schedule, None),
+    }
+    for option, (given, needed) in asked.items():
+        if given != needed:
+            text = f"{directory}: its steps are dealt as {deal}, which {option} {given} is not"
+            yield Finding("problem", "deal", text)
