@@ -161,6 +161,7 @@ class Section:
         type_code: int,
         extra_token: bool,
         shards: NDArray[np.int64] | None = None,
+        multiple: int = 1,
     ) -> None: ...
 
 class SampleRules:
@@ -182,6 +183,7 @@ def read_samples(
     ends: NDArray[np.uint8] | None = None,
     bounds: NDArray[np.int32] | None = None,
     longest: NDArray[np.int32] | None = None,
+    true_bounds: NDArray[np.int32] | None = None,
 ) -> tuple[int, int, int, int]: ...
 def find_ranges(
     sections: list[Section], samples: NDArray[np.int64]
@@ -202,13 +204,18 @@ class PackedCounts:
     def empty(self) -> int: ...
 
 def count_packed(
-    lengths: NDArray[np.int32], row_length: int, most_documents: int, cuts_longer: bool
+    lengths: NDArray[np.int32],
+    row_length: int,
+    most_documents: int,
+    cuts_longer: bool,
+    multiple: int,
 ) -> PackedCounts: ...
 def pack_documents(
     entries: NDArray[np.int64],
     row_length: int,
     most_documents: int,
     cuts_longer: bool,
+    multiple: int,
     first_entry: int,
     documents: NDArray[np.int32],
     starts: NDArray[np.int32] | NDArray[np.int64],

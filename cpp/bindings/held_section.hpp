@@ -33,10 +33,13 @@ struct HeldSection {
     static HeldSection make(const py::array& document_index, const py::array& sample_index,
                             const py::array& shuffle_index, const py::array& lengths,
                             const py::array& offsets, int type_code, bool extra_token,
-                            const std::optional<py::array>& shards) {
+                            const std::optional<py::array>& shards, std::int64_t multiple) {
         const auto type = static_cast<TokenType>(type_code);
         if (type_code < 0 || type_code > 255 || token_size(type) == 0) {
             throw py::value_error("type_code must be that of an integer type");
+        }
+        if (multiple < 1 || multiple > (std::int64_t{1} << 30)) {
+            throw py::value_error("multiple must be a number of tokens");
         }
         if (lengths.size() != offsets.size()) {
             throw py::value_error("lengths and offsets must have the same size");
@@ -56,7 +59,8 @@ struct HeldSection {
                  either<std::int32_t, std::int64_t>(sample_index, "sample_index", 2),
                  either<std::uint32_t, std::int64_t>(shuffle_index, "shuffle_index", 1),
                  unaligned<std::int32_t>(lengths, "lengths"),
-                 unaligned<std::int64_t>(offsets, "offsets"), type, extra_token ? 1 : 0, bases}};
+                 unaligned<std::int64_t>(offsets, "offsets"), type, extra_token ? 1 : 0, bases,
+                 multiple}};
     }
 };
 

@@ -11,10 +11,10 @@ struct PackedCounts {
 };
 
 PackedCounts count(const py::array& lengths, std::int64_t row_length, std::int64_t most_documents,
-                   bool cuts_longer) {
+                   bool cuts_longer, std::int64_t multiple) {
     const auto view = unaligned<std::int32_t>(lengths, "lengths");
     const py::gil_scoped_release release;
-    LengthCounts counts({row_length, most_documents, cuts_longer});
+    LengthCounts counts({row_length, most_documents, cuts_longer, multiple});
     counts.add(view);
     const std::int64_t kept = view.size() - counts.empty - counts.left_out;
     std::int64_t cut = 0;
@@ -30,10 +30,11 @@ PackedCounts count(const py::array& lengths, std::int64_t row_length, std::int64
 }
 
 void pack(const py::array& entries, std::int64_t row_length, std::int64_t most_documents,
-          bool cuts_longer, std::int64_t first_entry, py::array documents, py::array starts) {
+          bool cuts_longer, std::int64_t multiple, std::int64_t first_entry, py::array documents,
+          py::array starts) {
     const auto found = input<std::int64_t>(entries, "entries");
     const auto out = output<std::int32_t>(documents, "documents");
-    const PackingRules rules{row_length, most_documents, cuts_longer};
+    const PackingRules rules{row_length, most_documents, cuts_longer, multiple};
     if (starts.dtype().equal(py::dtype::of<std::int32_t>())) {
         const auto pairs = output<std::int32_t>(starts, "starts", 2);
         const py::gil_scoped_release release;
@@ -73,7 +74,7 @@ empty : int
         .def_readonly("left_out", &PackedCounts::left_out)
         .def_readonly("empty", &PackedCounts::empty);
     module.def("count_packed", &count, py::arg("lengths"), py::arg("row_length"),
-               py::arg("most_documents"), py::arg("cuts_longer"), R"doc(
+               py::arg("most_documents"), py::arg("cuts_longer"), py::arg("multiple"), R"doc(
 Return how many rows documents give, whatever their order.
 
 Parameters
@@ -86,6 +87,8 @@ most_documents : int
     Documents of a row; 0 for any number.
 cuts_longer : bool
     Whether documents longer than a row are cut, or left out.
+multiple : int
+    Divisor of the row length, to whose multiples each document is padded in its row; 1 for none.
 
 Raises
 ------
@@ -93,8 +96,8 @@ IndexError
     If the rules are not possible.
 )doc");
     module.def("pack_documents", &pack, py::arg("entries"), py::arg("row_length"),
-               py::arg("most_documents"), py::arg("cuts_longer"), py::arg("first_entry"),
-               py::arg("documents"), py::arg("starts"), R"doc(
+               py::arg("most_documents"), py::arg("cuts_longer"), py::arg("multiple"),
+               py::arg("first_entry"), py::arg("documents"), py::arg("starts"), R"doc(
 Pack documents into rows by best-fit decreasing; equal lengths are taken in the given order.
 
 A document longer than a row gives whole rows, and its tail begins a row, before other documents are
@@ -104,7 +107,7 @@ Parameters
 ----------
 entries : ndarray of int64, shape (group,)
     Documents, with their lengths in the upper 32 bits.
-row_length, most_documents, cuts_longer
+row_length, most_documents, cuts_longer, multiple
     As of `count_packed`.
 first_entry : int
     Position of the first document in the document index.

@@ -17,29 +17,32 @@ struct Batch {
     std::span<std::int64_t> tokens, labels, positions;
     std::span<float> loss_mask;
     std::span<std::uint8_t> ends;
-    std::span<std::int32_t> bounds, longest;
+    std::span<std::int32_t> bounds, longest, true_bounds;
     std::size_t rows, length;
 
     [[nodiscard]] SampleRow row(std::size_t i) const {
         const std::size_t begin = i * length;
         const bool bounded = !bounds.empty();
-        return {tokens.subspan(begin, length),
-                labels.subspan(begin, length),
-                loss_mask.subspan(begin, length),
-                positions.subspan(begin, length),
-                ends.empty() ? ends : ends.subspan(begin, length),
-                bounded ? bounds.subspan(i * (length + 1), length + 1) : bounds,
-                bounded ? &longest[i] : nullptr};
+        return {
+            tokens.subspan(begin, length),
+            labels.subspan(begin, length),
+            loss_mask.subspan(begin, length),
+            positions.subspan(begin, length),
+            ends.empty() ? ends : ends.subspan(begin, length),
+            bounded ? bounds.subspan(i * (length + 1), length + 1) : bounds,
+            bounded ? &longest[i] : nullptr,
+            true_bounds.empty() ? true_bounds : true_bounds.subspan(i * (length + 1), length + 1)};
     }
 };
 
 Batch make_batch(py::array tokens, py::array labels, py::array loss_mask, py::array positions,
                  std::optional<py::array> ends, std::optional<py::array> bounds,
-                 std::optional<py::array> longest) {
+                 std::optional<py::array> longest, std::optional<py::array> true_bounds) {
     Batch batch{output<std::int64_t>(tokens, "tokens", 2),
                 output<std::int64_t>(labels, "labels", 2),
                 output<std::int64_t>(positions, "positions", 2),
                 output<float>(loss_mask, "loss_mask", 2),
+                {},
                 {},
                 {},
                 {},
@@ -58,6 +61,10 @@ Batch make_batch(py::array tokens, py::array labels, py::array loss_mask, py::ar
         batch.longest = output<std::int32_t>(*longest, "longest");
         sound =
             sound && batch.bounds.size() == size + batch.rows && batch.longest.size() == batch.rows;
+    }
+    if (true_bounds) {
+        batch.true_bounds = output<std::int32_t>(*true_bounds, "true_bounds", 2);
+        sound = sound && !batch.bounds.empty() && batch.true_bounds.size() == size + batch.rows;
     }
     if (!sound) {
         throw py::value_error("the arrays of a batch must have a row per sample");
@@ -123,10 +130,10 @@ std::tuple<std::int64_t, int, std::int64_t, std::int64_t> read_samples(
     const py::array& descriptors, const py::array& begins, std::int64_t first,
     const SampleRules& rules, py::array tokens, py::array labels, py::array loss_mask,
     py::array positions, std::optional<py::array> ends, std::optional<py::array> bounds,
-    std::optional<py::array> longest) {
+    std::optional<py::array> longest, std::optional<py::array> true_bounds) {
     const Batch batch =
         make_batch(std::move(tokens), std::move(labels), std::move(loss_mask), std::move(positions),
-                   std::move(ends), std::move(bounds), std::move(longest));
+                   std::move(ends), std::move(bounds), std::move(longest), std::move(true_bounds));
     const auto sample_span = input<std::int64_t>(samples, "samples");
     const SampleDescriptors files(descriptors, begins, sections.size());
     if (first < 0 || sections.size() != sample_span.size() ||
@@ -170,10 +177,12 @@ type_code : int
 extra_token : bool
 shards : ndarray of int64, or None
     Ascending bytes of the `.bin` at which the files begin that make it up; None if it is one.
+multiple : int
+    Tokens to whose multiples each document of a packed sample is padded; 1 for none.
 )doc")
         .def(py::init(&HeldSection::make), py::arg("document_index"), py::arg("sample_index"),
              py::arg("shuffle_index"), py::arg("lengths"), py::arg("offsets"), py::arg("type_code"),
-             py::arg("extra_token"), py::arg("shards") = py::none());
+             py::arg("extra_token"), py::arg("shards") = py::none(), py::arg("multiple") = 1);
     py::class_<SampleRules>(module, "SampleRules", R"doc(
 How samples are made of tokens.
 
@@ -215,7 +224,7 @@ IndexError
                py::arg("descriptors"), py::arg("begins"), py::arg("first"), py::arg("rules"),
                py::arg("tokens"), py::arg("labels"), py::arg("loss_mask"), py::arg("positions"),
                py::arg("ends") = py::none(), py::arg("bounds") = py::none(),
-               py::arg("longest") = py::none(), R"doc(
+               py::arg("longest") = py::none(), py::arg("true_bounds") = py::none(), R"doc(
 Read samples from open files into successive rows of a batch.
 
 Parameters
@@ -239,6 +248,8 @@ bounds : ndarray of int32, shape (rows, sequence length + 1), or None
     restart with each document.
 longest : ndarray of int32, shape (rows,), or None
     Becomes the length of the longest document.
+true_bounds : ndarray of int32, shape (rows, sequence length + 1), or None
+    Becomes the cumulative lengths of documents without their padding; with `bounds`.
 
 Returns
 -------

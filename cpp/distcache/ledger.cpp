@@ -95,7 +95,7 @@ struct SummedSquares {
 };
 
 // Gives a sink the parts of samples, in their order: `part` with the tokens of each, and the end of
-// those that are inputs; then `sample`.
+// its inputs, padding included; then `sample`.
 template <class Sink>
 class Tracer {
 public:
@@ -186,11 +186,11 @@ private:
             const std::int64_t length = section.lengths[sequence];
             const std::int64_t begin = i == here.first ? here.first_offset : 0;
             const bool ends = i == here.last && !here.is_row;
-            const std::int64_t extra = ends ? section.extra_token : 0;
+            const std::int64_t extra = ends ? section.extra_of(here.first < here.last) : 0;
             const std::int64_t end = ends ? here.last_offset + extra : length;
             require(begin >= 0 && begin <= end && end <= length, outside_sequence);
             if (begin < end) {
-                sink_.part(sequence, begin, end, end - extra);
+                sink_.part(sequence, begin, end, begin + section.room_of(end - extra - begin));
             }
         }
         sink_.sample(k);
@@ -238,8 +238,9 @@ std::vector<std::uint64_t> mark_rows(const Section& section, std::span<const Ind
         }
         for (std::int64_t r = row; r < rows && at(2 * r) <= entry; ++r) {
             const std::int64_t begin = at(2 * r) == entry ? at(2 * r + 1) : 0;
-            const std::int64_t end = at(2 * r + 2) == entry ? at(2 * r + 3) + section.extra_token
-                                                            : section.lengths[sequence];
+            const std::int64_t extra = section.extra_of(at(2 * r) < entry);
+            const std::int64_t end =
+                at(2 * r + 2) == entry ? at(2 * r + 3) + extra : section.lengths[sequence];
             if (begin < end) {
                 marked[static_cast<std::size_t>(r >> 6)] |= std::uint64_t{1} << (r & 63);
             }

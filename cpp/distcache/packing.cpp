@@ -81,6 +81,8 @@ private:
 LengthCounts::LengthCounts(const PackingRules& rules_) : rules(rules_) {
     require(rules.row_length >= 1 && rules.row_length <= longest_row, "rows of no sensible length");
     require(rules.most_documents >= 0, "fewer than no documents in a row");
+    require(rules.multiple >= 1 && rules.row_length % rules.multiple == 0,
+            "a row is no multiple of what documents are padded to");
     const auto size = static_cast<std::size_t>(rules.row_length) + 1;
     whole.assign(size, 0);
     tails.assign(size, 0);
@@ -98,9 +100,9 @@ void LengthCounts::add(std::int64_t length) {
         return;
     }
     if (length <= rules.row_length) {
-        ++whole[static_cast<std::size_t>(length)];
+        ++whole[static_cast<std::size_t>(rules.room_of(length))];
     } else if (rules.cuts_longer) {
-        ++tails[static_cast<std::size_t>(length % rules.row_length)];  // 0: no tail
+        ++tails[static_cast<std::size_t>(rules.room_of(length % rules.row_length))];  // 0: no tail
         cut_rows += length / rules.row_length;
     } else {
         ++left_out;
@@ -297,7 +299,8 @@ private:
                 continue;
             }
             const bool is_longer = length > row_length_;
-            const std::int64_t key = is_longer ? width + length % row_length_ : length;
+            const std::int64_t room = rules.room_of(is_longer ? length % row_length_ : length);
+            const std::int64_t key = is_longer ? width + room : room;
             const std::int64_t place = places_[static_cast<std::size_t>(key)]++;
             documents_[place] = static_cast<std::int32_t>(entries[i]);
             if (is_longer) {

@@ -13,6 +13,12 @@ struct PackingRules {
     std::int64_t row_length;      ///< tokens of a row, at least 1
     std::int64_t most_documents;  ///< of a row; 0 for any number
     bool cuts_longer;             ///< whether documents longer than a row are cut, or left out
+    std::int64_t multiple = 1;    ///< of which the room of each document is one, as is a row
+
+    /// The room of a document, or of a tail, in its row.
+    [[nodiscard]] std::int64_t room_of(std::int64_t length) const {
+        return (length + multiple - 1) / multiple * multiple;
+    }
 };
 
 /// The documents of a group by their lengths, which decide how many rows they give.
@@ -27,8 +33,8 @@ struct LengthCounts {
     void add(std::int64_t length);
 
     PackingRules rules;
-    std::vector<std::int64_t> whole;  ///< documents of at most a row, by length
-    std::vector<std::int64_t> tails;  ///< documents longer than a row, by the length of the tail
+    std::vector<std::int64_t> whole;  ///< documents of at most a row, by the room they need
+    std::vector<std::int64_t> tails;  ///< documents longer than a row, by the room of the tail
     std::int64_t cut_rows = 0;        ///< whole rows of longer documents
     std::int64_t left_out = 0;        ///< longer documents that are not cut
     std::int64_t empty = 0;           ///< documents without tokens

@@ -64,7 +64,7 @@ void fill_bounds(std::span<const Part> parts, std::int64_t extra_token, const Sa
     std::vector<std::int64_t> lengths;
     lengths.reserve(parts.size());
     for (const Part& part : parts) {
-        lengths.push_back(part.tokens);
+        lengths.push_back(part.tokens + part.padding);
     }
     // The extra token is the last part's, and is no token of the sample; padding is the last's too.
     if (extra_token != 0 && --lengths.back() == 0) {
@@ -91,6 +91,13 @@ void fill_bounds(std::span<const Part> parts, std::int64_t extra_token, const Sa
         std::iota(begin, row.positions.begin() + bound, std::int64_t{0});
         row.bounds[i + 1] = static_cast<std::int32_t>(bound);
         *row.longest = std::max(*row.longest, static_cast<std::int32_t>(lengths[i]));
+    }
+    if (!row.true_bounds.empty()) {
+        bound = row.true_bounds[0] = 0;
+        for (std::size_t i = 1; i < row.true_bounds.size(); ++i) {
+            bound += i <= std::min(lengths.size(), parts.size()) ? parts[i - 1].tokens : 0;
+            row.true_bounds[i] = static_cast<std::int32_t>(std::min(bound, size));
+        }
     }
 }
 

@@ -24,6 +24,7 @@ struct SampleRow {
     std::span<std::uint8_t> ends;    ///< 1 where a document ends; or empty
     std::span<std::int32_t> bounds;  ///< cumulative lengths of documents, one longer; or empty
     std::int32_t* longest;           ///< the longest document, where there are bounds
+    std::span<std::int32_t> true_bounds{};  ///< the same without padding; or empty
 };
 
 /// Fills the row of a sample.

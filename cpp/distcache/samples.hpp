@@ -32,6 +32,9 @@ public:
     void announce(const Section& section, std::int64_t sample, Descriptors descriptors);
 
 private:
+    /// Moves the tokens of parts apart, so that each has its padding behind it.
+    void spread(std::int64_t tokens, std::int64_t found);
+
     SampleRules rules_;
     TokenReader tokens_;
     std::vector<Part> parts_;

@@ -65,7 +65,8 @@ void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& 
         const std::int64_t sequence = section.document_index[static_cast<std::size_t>(i)];
         const std::int64_t length = section.lengths[sequence];
         const std::int64_t begin = i == first ? first_offset : 0;
-        const std::int64_t extra = i == last ? section.extra_token : 0;
+        const std::int64_t own_extra = section.extra_of(first < last);
+        const std::int64_t extra = i == last ? own_extra : 0;
         // Offsets of a corrupt file may hold anything: nothing is added before it is bounded.
         const std::int64_t end = (i == last ? last_offset : length - extra);
         require(begin >= 0 && end <= length - extra && begin <= end + extra,
@@ -74,7 +75,9 @@ void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& 
         const std::int64_t skipped = begin * token_size(section.type);
         require(before >= 0 && before <= std::numeric_limits<std::int64_t>::max() - skipped,
                 "an index of a corpus leads outside of its tokens");
-        parts.push_back({before + skipped, end + extra - begin});
+        const std::int64_t missing = i == last ? section.extra_token - own_extra : 0;
+        const std::int64_t padding = section.room_of(end - begin) - (end - begin) + missing;
+        parts.push_back({before + skipped, end + extra - begin, padding});
     }
 }
 

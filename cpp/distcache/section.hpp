@@ -17,8 +17,9 @@ std::int64_t token_size(TokenType type);
 
 /// Successive tokens of one sequence.
 struct Part {
-    std::int64_t begin;   ///< byte of the `.bin`
-    std::int64_t tokens;  ///< at least 0
+    std::int64_t begin;        ///< byte of the `.bin`
+    std::int64_t tokens;       ///< at least 0
+    std::int64_t padding = 0;  ///< tokens of padding behind them
 };
 
 /// The arrays that say where the samples of a section are, and those of its corpus.
@@ -33,6 +34,19 @@ struct Section {
     std::int64_t extra_token;  ///< 1 when samples overlap by one token, else 0
     /// Ascending bytes of the `.bin` at which the files begin that make it up; empty if it is one.
     std::span<const std::int64_t> shards;
+    /// Tokens to whose multiples each document of a packed sample is padded; 1 for none. The loss
+    /// then ends with the document: only a sample within a longer document has an extra token.
+    std::int64_t multiple = 1;
+
+    /// The extra tokens of a sample that is of several entries of the document index, or of one.
+    [[nodiscard]] std::int64_t extra_of(bool is_of_several) const {
+        return multiple > 1 && is_of_several ? 0 : extra_token;
+    }
+
+    /// The room of a document in a sample.
+    [[nodiscard]] std::int64_t room_of(std::int64_t tokens) const {
+        return (tokens + multiple - 1) / multiple * multiple;
+    }
 };
 
 /// Append the parts of a sample, as Megatron-Core's `GPTDataset` draws them; parts may be empty.

@@ -18,6 +18,13 @@ struct SlowRow {
     std::int64_t count = 0;
 };
 
+std::int64_t padded(std::int64_t length, const PackingRules& rules) {
+    while (length % rules.multiple != 0) {
+        ++length;
+    }
+    return length;
+}
+
 // The rows of documents as a list of (document, token) of their starts, and all documents. A scan
 // over all rows for every document.
 struct SlowPacking {
@@ -38,10 +45,10 @@ struct SlowPacking {
                     whole_rows(length / rules.row_length, rules.row_length);
                     documents.push_back(static_cast<std::int32_t>(document));
                 } else {
-                    pieces.push_back({length % rules.row_length, document, true});
+                    pieces.push_back({padded(length % rules.row_length, rules), document, true});
                 }
             } else if (length > 0 && length <= rules.row_length) {
-                pieces.push_back({length, document, false});
+                pieces.push_back({padded(length, rules), document, false});
             }
         }
         std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
@@ -110,9 +117,10 @@ TEST_CASE("packing is best-fit decreasing, after tails") {
         const auto below = [&](std::int64_t limit) {
             return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(limit));
         };
-        const std::int64_t row_length = 1 + below(round % 3 == 0 ? 12 : 300);
+        const std::int64_t multiple = round % 6 == 0 ? 1 + below(8) : 1;
+        const std::int64_t row_length = multiple * (1 + below(round % 3 == 0 ? 12 : 300));
         const std::int64_t most_documents = round % 4 == 0 ? 1 + below(5) : 0;
-        const PackingRules rules{row_length, most_documents, round % 5 != 0};
+        const PackingRules rules{row_length, most_documents, round % 5 != 0, multiple};
         const std::int64_t most = round % 7 == 0 ? 3 * row_length : row_length + row_length / 4;
         std::vector<std::int64_t> lengths(static_cast<std::size_t>(below(200)));
         for (std::int64_t& length : lengths) {
@@ -151,6 +159,8 @@ TEST_CASE("packing refuses what does not fit") {
     CHECK_THROWS_AS(LengthCounts({0, 0, true}), std::out_of_range);
     CHECK_THROWS_AS(LengthCounts({std::int64_t{1} << 40, 0, true}), std::out_of_range);
     CHECK_THROWS_AS(LengthCounts({8, -1, true}), std::out_of_range);
+    CHECK_THROWS_AS(LengthCounts({8, 0, true, 3}), std::out_of_range);
+    CHECK_THROWS_AS(LengthCounts({8, 0, true, 0}), std::out_of_range);
     const std::vector<std::int64_t> entries{Entry::of(0, 5), Entry::of(1, 5)};
     std::vector<std::int32_t> documents(2);
     std::vector<std::int32_t> starts(2);

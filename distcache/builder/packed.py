@@ -190,6 +190,7 @@ def pack_group(
         rules.row_length,
         rules.most_documents,
         rules.cuts_longer,
+        rules.multiple,
         tasks.documents_before(number * len(packed.groups) + group),
         documents,
         starts,

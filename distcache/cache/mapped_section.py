@@ -73,4 +73,10 @@ def map_section(
         idx.type_code,
         cache.add_extra_token,
         shards,
+        multiple_of(cache),
     )
+
+
+def multiple_of(cache: Cache) -> int:
+    """Return the tokens to whose multiples each document of a sample is padded; 1 for none."""
+    return int(cache.identity.get("packing", {}).get("multiple", 1))

@@ -29,9 +29,10 @@ from distcache.corpus.receipt import Receipt, find_receipt, receipt_path
 from distcache.corpus.repair import is_repairable
 from distcache.corpus.sampled_tokens import negative_token
 from distcache.edit.copy_corpora import copy_corpora, repair
+from distcache.edit.padded_source import MAX_MULTIPLE
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
-from distcache.errors import CorpusError, NotReady
+from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.extras import needing
 from distcache.ingest.objects import ObjectWork
 from distcache.ranks.agreement import on_rank_0, spread
@@ -184,6 +185,24 @@ def materialize_command(
         ),
     ],
     out: OutOption,
+    multiple_of: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MAX_MULTIPLE,
+            metavar="N",
+            help="Fill each document up to a multiple of N tokens, for context parallelism.",
+        ),
+    ] = 1,
+    eod: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="TOKEN",
+            help="Token that --multiple-of fills up with; by default the receipt's "
+            "end-of-document token.",
+        ),
+    ] = None,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -196,11 +215,23 @@ def materialize_command(
         distcache materialize data/web-long -o fast/web-long
 
         mpiexec -n 8 distcache materialize corpora/mds -o fast/mds
+
+        distcache materialize corpora/web -o corpora/web-16 --multiple-of 16
     """
+    if eod is not None and multiple_of == 1:
+        raise ConfigError(f"--eod {eod}: is of --multiple-of, which fills documents up with it")
 
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
-        source = bare_prefix(corpus)
-        return copy_corpora(communicator, [source], out, threads, progress, kind="materialize")
+        return copy_corpora(
+            communicator,
+            [bare_prefix(corpus)],
+            out,
+            threads,
+            progress,
+            kind="materialize",
+            multiple_of=multiple_of,
+            eod=eod,
+        )
 
     write_corpus(make, out, log_format, as_json=as_json)
 

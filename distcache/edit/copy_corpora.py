@@ -15,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from distcache import __version__
 from distcache.corpus.ancestry import ancestors_of
@@ -36,6 +37,7 @@ from distcache.corpus.receipt import (
 )
 from distcache.corpus.repair import open_damaged
 from distcache.corpus.view_bytes import token_pieces
+from distcache.edit.padded_source import PaddedSource, Padding, eod_of, padded_pieces, padded_source
 from distcache.errors import ConfigError
 from distcache.ingest.output import Output
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
@@ -68,6 +70,8 @@ def copy_corpora(
     kind: Literal["merge", "convert", "materialize"] = "merge",
     mixed: bool = False,
     drop_modes: bool = False,
+    multiple_of: int = 1,
+    eod: int | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> Receipt:
     """Write the tokens of corpora, views and MDS shards as one corpus. Collective.
@@ -92,6 +96,10 @@ def copy_corpora(
         Whether their receipts may name different tokenizers.
     drop_modes : bool
         Whether to leave the modes of multimodal sequences out.
+    multiple_of : int
+        Tokens to whose multiples each sequence is filled up, with the end-of-document token.
+    eod : int or None
+        The token; by default the one that the receipt names.
     names : mapping of str to str
         URLs of corpora of which these are copies, by their prefixes, for the receipt.
 
@@ -105,7 +113,8 @@ def copy_corpora(
     CorpusError
         With every fault of every corpus.
     ConfigError
-        If they differ in token type, in having modes, or in their tokenizers.
+        If they differ in token type, in having modes, or in their tokenizers; or nothing says
+        which token ends a document.
     """
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
     with aborting_on_error(communicator):
@@ -121,15 +130,19 @@ def copy_corpora(
             return _common_tokenizer(facts, mixed=mixed)
 
         tokenizer = on_rank_0(communicator, compare, TokenizerFacts | None, "comparing corpora")
-        sources = on_all_ranks(
-            communicator,
-            lambda: [open_copy_source(corpus) for corpus in examined],
-            "opening corpora",
-        )
-        if drop_modes:
-            sources = [dataclasses.replace(source, modes=None) for source in sources]
+        padding: Padding | None = None
+        if multiple_of > 1:
+            padding = Padding(multiple_of, eod_of(eod, tokenizer, prefixes[0]))
+
+        def open_sources() -> list[CopySource]:
+            opened = [open_copy_source(corpus) for corpus in examined]
+            if drop_modes:
+                opened = [dataclasses.replace(source, modes=None) for source in opened]
+            return [s if padding is None else padded_source(s, padding) for s in opened]
+
+        sources = on_all_ranks(communicator, open_sources, "opening corpora")
         versions = [text for corpus in examined for text in _versions(corpus, names)]
-        origin = _origin(kind, versions, sources, tokenizer)
+        origin = _origin(kind, versions, sources, tokenizer, padding)
         digests = [corpus.idx_digest for corpus in examined]
         examined = list(facts.values())
         return _make(communicator, origin, sources, digests, examined, out, threads, watch, names)
@@ -224,14 +237,17 @@ def _origin(
     versions: Sequence[str],
     sources: Sequence[CopySource],
     tokenizer: TokenizerFacts | None,
+    padding: Padding | None = None,
 ) -> Origin:
     """Return what a copy is made from: the same files and options are known again."""
-    identity = " ".join([kind, *versions, *(str(source.modes is None) for source in sources)])
+    words = [str(source.modes is None) for source in sources]
+    words += [] if padding is None else [str(padding)]
+    identity = " ".join([kind, *versions, *words])
     return Origin(
         kind=kind,
         made_from=xxhash.xxh3_128(identity.encode()).hexdigest(),
         tokenizer=tokenizer,
-        options={},
+        options={} if padding is None else msgspec.structs.asdict(padding),
         versions={"distcache": __version__},
     )
 
@@ -281,7 +297,7 @@ def _input_receipts(
         sequences, documents = len(source.lengths), len(source.bounds) - 1
         yield InputReceipt(
             path=names.get(source.prefix, source.prefix),
-            size=source.nbytes,
+            size=source.unpadded.nbytes if isinstance(source, PaddedSource) else source.nbytes,
             digest=digest,
             rows=documents,
             documents=documents,
@@ -375,11 +391,19 @@ def _copy_tokens(
     with no_space_as_error(path), closing_fd(open_to_write(path)) as target:
         for index, low, high, at in _shares([source.nbytes for source in sources], begin, end):
             place = at
-            for piece in token_pieces(sources[index], low, high, room):
+            for piece in _pieces(sources[index], low, high, room):
                 write_range(target, place, piece)
                 place += len(piece)
                 progress.advance(len(piece))
         os.fsync(target)
+
+
+def _pieces(
+    source: CopySource, low: int, high: int, room: NDArray[np.uint8]
+) -> Iterator[NDArray[np.uint8]]:
+    if isinstance(source, PaddedSource):
+        return padded_pieces(source, low, high, room)
+    return token_pieces(source, low, high, room)
 
 
 def _write_index(

@@ -15,6 +15,7 @@ from distcache.corpus.ancestry import documents_of, find_sorted, root_of_view
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import VIEWS, InputReceipt, PieceReceipt, Receipt, find_receipt
 from distcache.corpus.view_bytes import open_tokens
+from distcache.edit.padded_source import Padding
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.ingest.document_buffer import DocumentBuffer, Memory, PieceFacts
 from distcache.ingest.ingest_work import Reader
@@ -225,9 +226,9 @@ def _sources(
 ) -> SourceReader:
     if receipt.kind in VIEWS:
         return _Root(prefix, dtype, tokenizer, source)
-    if receipt.kind not in ("text", "tokens"):
-        return _Corpora()
     with _as_options(receipt):
+        if receipt.kind not in ("text", "tokens"):
+            return _Corpora(msgspec.convert(receipt.options, Padding))
         return _IngestedFiles(receipt, dtype, tokenizer, source)
 
 
@@ -250,7 +251,22 @@ def read_document(idx: Idx, prefix: str, document: int) -> Document | None:
 
 
 class _Corpora:
-    """Reads documents from the corpora that were merged, converted or materialized."""
+    """Reads documents from the corpora that were merged, converted or materialized.
+
+    Sequences of a corpus that was padded are filled up as its receipt says.
+    """
+
+    def __init__(self, padding: Padding = Padding()) -> None:  # noqa: B008  frozen
+        self._padding = padding
+
+    def _padded(self, document: Document) -> Document:
+        lengths = document.lengths + -document.lengths % np.int32(self._padding.multiple_of)
+        eod = np.array(self._padding.eod).astype(document.tokens.dtype)
+        tokens = np.full(int(lengths.sum(dtype=np.int64)), eod)
+        rooms, sizes = lengths.astype(np.int64), document.lengths.astype(np.int64)
+        shifts = np.repeat(np.cumsum(rooms) - rooms - (np.cumsum(sizes) - sizes), sizes)
+        tokens[shifts + np.arange(len(document.tokens))] = document.tokens
+        return Document(tokens, lengths)
 
     def read(self, sample: Sample) -> dict[int, Document]:
         """Return documents by their number in the corpus."""
@@ -260,7 +276,7 @@ class _Corpora:
             document = read_document(idx, prefix, place)
             if document is None:
                 raise CorpusError(f"has no document {place} now")
-            found[place] = document
+            found[place] = self._padded(document)
         return found
 
 

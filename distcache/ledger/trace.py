@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from distcache.cache.contents import Cache, open_cache
 from distcache.cache.corpus_places import corpus_places, moves_from, moves_of
-from distcache.cache.mapped_section import map_section, open_own_idx
+from distcache.cache.mapped_section import map_section, multiple_of, open_own_idx
 from distcache.cache.split_members import SplitMembers
 from distcache.corpus import Idx
 from distcache.corpus.ancestry import documents_of
@@ -194,6 +194,9 @@ class Trace(SplitMembers):
         label_only = np.zeros(len(sequences), np.int8)
         if self.cache.add_extra_token:
             overlaps = self._has_boundaries[members] & (np.diff(bounds) > 0)
+            if multiple_of(self.cache) > 1:  # a document's end has no label
+                tokens = np.concatenate([[0], np.cumsum(ends - begins, dtype=np.int64)])[bounds]
+                overlaps &= np.diff(tokens) > self.cache.sequence_length
             label_only[bounds[1:][overlaps] - 1] = 1
         corpora = self._source_of[members]
         return TracedSamples(

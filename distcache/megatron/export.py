@@ -198,6 +198,12 @@ def require_readable(cache: Contents, naming: Naming) -> None:
             "continues another cache, whose sections have other sizes than Megatron would compute, "
             "so that it would not find them; train with distcache.megatron.provider"
         )
+    if "multiple" in cache.identity.get("packing", {}):
+        problems.append(
+            "pads each document in its sample, which Megatron's reader cannot; train with "
+            "distcache.megatron.provider, or pad the documents of the corpora by `distcache "
+            "materialize --multiple-of`"
+        )
     if naming.automodel:
         problems += automodel_refusals(cache)
     if problems:

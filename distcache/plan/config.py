@@ -85,6 +85,8 @@ class Pack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     documents: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # of a sample, at most
     longer: Literal["cut", "drop"] = "cut"  # documents that are longer than a sample
+    # tokens to whose multiples each document is padded in its sample
+    pad_to_multiple_of: Annotated[int, Meta(ge=1, le=2**20)] = 1
 
 
 class Continue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -207,9 +209,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pack: Annotated[
         Pack | bool | None,
         Meta(
-            description="`true`, or `{documents: N, longer: cut}`: fill samples with whole "
-            "documents, at most N of them; `longer: drop` leaves documents out that are longer "
-            "than `sequence_length`"
+            description="`true`, or `{documents: N, longer: cut, pad_to_multiple_of: M}`: fill "
+            "samples with whole documents, at most N of them; `longer: drop` leaves documents out "
+            "that are longer than `sequence_length`; each document is padded to a multiple of M "
+            "tokens, as context parallelism needs it"
         ),
     ] = False
     continue_: Annotated[

@@ -21,13 +21,14 @@ GROUP: Final = 1 << 26  # sequences
 VERSION: Final = 2  # tails are placed first
 
 
-class PackingRules(msgspec.Struct, frozen=True):
-    """How documents are packed into rows."""
+class PackingRules(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How documents are packed into rows; part of keys, without what is the default."""
 
     row_length: int  # tokens of a row
     most_documents: int  # documents of a row, at most; 0 is any number
     cuts_longer: bool  # whether documents longer than a row are cut, or left out
-    version: int = VERSION  # of the order in which documents are placed; part of keys
+    version: int  # of the order in which documents are placed
+    multiple: int = 1  # tokens to whose multiples each document is padded
 
 
 class PackedGroup(msgspec.Struct, frozen=True):
@@ -69,7 +70,13 @@ GroupKey = tuple[str, int, int]
 def rules_of(config: Config) -> PackingRules:
     """Return how a configuration packs."""
     pack = config.packing or Pack()
-    return PackingRules(config.sequence_length, pack.documents or 0, pack.longer == "cut")
+    return PackingRules(
+        config.sequence_length,
+        pack.documents or 0,
+        pack.longer == "cut",
+        VERSION,
+        pack.pad_to_multiple_of,
+    )
 
 
 def group_ranges(begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -119,7 +126,11 @@ def count_group(facts: CorpusFacts, begin: int, end: int, rules: PackingRules) -
     """
     idx = open_examined(facts)
     counts = count_packed(
-        idx.lengths[begin:end], rules.row_length, rules.most_documents, rules.cuts_longer
+        idx.lengths[begin:end],
+        rules.row_length,
+        rules.most_documents,
+        rules.cuts_longer,
+        rules.multiple,
     )
     idx.require_intact()
     return PackedGroup(

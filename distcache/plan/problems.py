@@ -73,6 +73,12 @@ def packing_problems(config: Config) -> list[str]:
             "$.add_extra_token: false, expected true with pack: without it the last token "
             "of a row that a document fills has no label"
         )
+    multiple = config.packing.pad_to_multiple_of if config.packing is not None else 1
+    if config.sequence_length % multiple:
+        found.append(
+            f"$.pack.pad_to_multiple_of: {multiple}, expected a divisor of $.sequence_length, "
+            f"{config.sequence_length}"
+        )
     if config.sequence_length > MAX_SAMPLE_TOKENS:
         found.append(
             f"$.sequence_length: {config.sequence_length}, expected at most "

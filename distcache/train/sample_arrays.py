@@ -122,6 +122,10 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         restart with each; the attention mask is left out. In Megatron-Core since 0.19.
     allow_ambiguous_pad_tokens : bool
         Whether `pad` is padding even if it is also `eod`.
+    unpadded_bounds : bool
+        Whether samples also have the bounds of documents without their padding, as
+        ``cu_seqlens_unpadded``: with ``pack: {pad_to_multiple_of: ...}`` documents are padded. This
+        needs `inter_document_masking`.
     position : bool
         Whether samples have their position in the split.
     deal : str or None
@@ -138,6 +142,7 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     create_attention_mask: bool = False
     inter_document_masking: bool = False
     allow_ambiguous_pad_tokens: bool = False
+    unpadded_bounds: bool = False
     position: bool = False
     deal: str | None = None
 
@@ -149,8 +154,9 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ]
         if self.eod is None and given:
             raise ConfigError(f"{', '.join(given)}: give the end-of-document token as eod=")
-        if self.eod_mask_loss == "documents" and not self.inter_document_masking:
-            raise ConfigError("eod_mask_loss='documents': give inter_document_masking=True, too")
+        for name, value in {"eod_mask_loss": "documents", "unpadded_bounds": True}.items():
+            if getattr(self, name) == value and not self.inter_document_masking:
+                raise ConfigError(f"{name}={value!r}: give inter_document_masking=True, too")
 
     @property
     def padding(self) -> int:
@@ -175,6 +181,7 @@ class SampleFields(TypedDict, total=False):
     create_attention_mask: bool
     inter_document_masking: bool
     allow_ambiguous_pad_tokens: bool
+    unpadded_bounds: bool
     position: bool
     deal: str | None
 
@@ -186,6 +193,7 @@ _KERNEL_NAMES = {
     "position_ids": "positions",
     "cu_seqlens": "bounds",
     "max_seqlen": "longest",
+    "cu_seqlens_unpadded": "true_bounds",
 }
 
 
@@ -281,6 +289,8 @@ class SampleDataset(SplitDataset[SampleReader]):
         if self.options.inter_document_masking:
             shapes["cu_seqlens"] = ((rows, length + 1), "int32")
             shapes["max_seqlen"] = ((rows,), "int32")
+        if self.options.unpadded_bounds:
+            shapes["cu_seqlens_unpadded"] = ((rows, length + 1), "int32")
         return shapes
 
     def _fill(self, indices: Sequence[int | None], arrays: Arrays) -> Arrays:

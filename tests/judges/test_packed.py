@@ -144,6 +144,31 @@ def test_every_sample_is_read(case: str, way: str, corpora: list[str], tmp_path:
     assert sorted(file.name for file in directory.iterdir()) == before
 
 
+@pytest.mark.since("0.19")
+@pytest.mark.parametrize("more", [{}, {"pack": True}])
+def test_documents_that_are_filled_up(
+    more: dict[str, Any], corpora: list[str], tmp_path: Path
+) -> None:
+    """Megatron sees bounds that are multiples, and has no loss on what fills documents up."""
+    blend = []
+    for number, prefix in enumerate(corpora):
+        here.materialize(prefix, tmp_path / f"c{number}", multiple_of=8, eod=EOD)
+        blend.append({"path": str(tmp_path / f"c{number}"), "weight": 1.0 + number})
+    fields = fields_of("packed", corpora) | {"blend": blend, "pack": None} | more
+    path = here.build(fields, tmp_path / "caches").path
+    directory = tmp_path / "out"
+    export(open_file(path), directory)
+    train, *_ = build_with_megatron(config_from_mapping(fields), directory, EOD, PAD, **MASKS[-1])
+    ends = 0
+    for number in range(len(train)):
+        sample = Judge(train)[number]
+        assert not (sample["cu_seqlens"] % 8).any()
+        fills = sample["tokens"] == EOD
+        assert not sample["loss_mask"][fills].any()
+        ends += int(fills.sum())
+    assert ends > len(train)
+
+
 def random_case(random: np.random.Generator, directory: Path) -> tuple[dict[str, Any], list[str]]:
     """Return a configuration of small corpora whose tokens say which they are, and its corpora."""
     count = int(random.integers(1, 4))
@@ -234,9 +259,9 @@ def test_rows_are_those_of_olmo(row_length: int, kind: str) -> None:
             packer._pack_document(document, int(lengths[document]))
         entries = np.empty(count, np.int64)
         fill_entries(lengths, 0, entries)
-        found = count_packed(lengths, row_length, 0, True)
+        found = count_packed(lengths, row_length, 0, True, 1)
         documents, starts = np.empty(count, np.int32), np.empty((found.rows, 2), np.int32)
-        pack_documents(entries, row_length, 0, True, 0, documents, starts)
+        pack_documents(entries, row_length, 0, True, 1, 0, documents, starts)
         bounds = [*starts[:, 0].tolist(), count]
         rows = [documents[a:b].tolist() for a, b in itertools.pairwise(bounds)]
         assert rows == packer.instance_bins

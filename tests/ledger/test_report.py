@@ -33,7 +33,7 @@ from tests.support.corpora import write_corpus, write_idx
 def parts_of(truth: Tokens, position: int) -> tuple[int, list[tuple[int, int, int]]]:
     """Return the corpus of a sample, and sequence, begin and end of its inputs, from its tokens."""
     corpus, tokens = truth.of(position)
-    inputs = tokens[: len(tokens) - truth.cache.add_extra_token]
+    inputs = tokens[: len(tokens) - truth.has_extra(tokens)]
     starts = truth.starts[corpus]
     sequences = np.searchsorted(starts, inputs, "right") - 1
     # A sequence may stand twice in a row, where one pass ends and the next begins.

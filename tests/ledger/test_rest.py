@@ -38,7 +38,7 @@ def counted(path: Path, positions: Any) -> list[NDArray[np.int64]]:
     counts = [np.zeros(int(starts[-1]), np.int64) for starts in truth.starts]
     for position in positions:
         corpus, tokens = truth.of(position)
-        inputs = tokens[: len(tokens) - truth.cache.add_extra_token]
+        inputs = tokens[: len(tokens) - truth.has_extra(tokens)]
         np.add.at(counts[corpus], inputs, 1)
     return counts
 

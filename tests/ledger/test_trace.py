@@ -34,7 +34,7 @@ def test_parts_are_the_tokens_of_samples(case: str, split: str, tmp_path: Path) 
         parts = zip(begins + traced.begins[own], begins + traced.ends[own], strict=True)
         assert traced.corpora[position] == corpus
         assert [token for low, high in parts for token in range(low, high)] == tokens.tolist()
-        extra = truth.cache.add_extra_token
+        extra = truth.has_extra(tokens)
         assert traced.label_only[own].tolist() == [0] * (own.stop - own.start - 1) + [extra]
         assert len(tokens) <= LENGTH + extra
 

@@ -42,6 +42,7 @@ ORDERS: dict[str, Order] = {
     "windows": Order({"shuffle": "windows", "window": 40}),
     "packed": Order({"pack": True}, packs=True),
     "packed, cut": Order({"pack": {"documents": 2}}, packs=True),
+    "packed, padded": Order({"pack": {"pad_to_multiple_of": 4}}, packs=True),
     "phases": Order(PHASES, grows=False),
     "passes in phases": Order({"shuffle": "passes", **PHASES}, grows=False),
     "none in phases": Order({"shuffle": "none", **PHASES}, grows=False),
@@ -98,7 +99,10 @@ class Tokens:
         self.starts = [np.concatenate([[0], np.cumsum(idx.lengths)]) for idx in self.idx]
 
     def of(self, position: int) -> tuple[int, NDArray[np.int64]]:
-        """Return the corpus of a sample, and its tokens with the extra one."""
+        """Return the corpus of a sample, and its tokens with the extra one.
+
+        A sample of padded documents has none: its loss ends with each document.
+        """
         members, samples = self.members.look_up(np.array([position]))
         section, source = self.members.pairs[int(members[0])]
         arrays = {
@@ -114,6 +118,13 @@ class Tokens:
             low = begin if place == first else 0
             high = int(self.idx[source].lengths[sequence])
             if place == last:
-                high = end + int(self.cache.add_extra_token)
+                ends = first < last and "multiple" in self.cache.identity.get("packing", {})
+                high = end + int(self.cache.add_extra_token and not ends)
             tokens += range(start + low, start + high)
         return source, np.array(tokens, np.int64)
+
+    def has_extra(self, tokens: NDArray[np.int64]) -> bool:
+        """Return whether a sample has a token that is only a label."""
+        if "multiple" in self.cache.identity.get("packing", {}):
+            return len(tokens) > LENGTH
+        return self.cache.add_extra_token

@@ -65,13 +65,18 @@ def test_samples_are_what_the_arrays_say(case: str, tmp_path: Path) -> None:
     """A loader serves the tokens that the plainest reader of Megatron's arrays finds."""
     path = build_numbered(tmp_path, case)
     truth = Tokens(path)
-    dataset = distcache.open(path).numpy_dataset("train")
+    dataset = distcache.open(path).numpy_dataset(
+        "train", inter_document_masking=True, unpadded_bounds=True
+    )
     assert len(dataset) == truth.members.size
     for position in range(len(dataset)):
         _, tokens = truth.of(position)
         found = dataset[position]
         inputs = tokens[:-1] if truth.cache.add_extra_token else tokens
-        assert found["tokens"][: len(inputs)].tolist() == inputs.tolist()
+        inputs = tokens[: truth.cache.sequence_length] if ORDERS[case].packs else inputs
+        own = zip(found["cu_seqlens"][:-1], np.diff(found["cu_seqlens_unpadded"]), strict=True)
+        read = np.concatenate([found["tokens"][begin : begin + size] for begin, size in own])
+        assert read[: len(inputs)].tolist() == inputs[: len(read)].tolist()
         if not ORDERS[case].packs:
             assert found["labels"][: len(tokens) - 1].tolist() == tokens[1:].tolist()
 

@@ -22,7 +22,7 @@ from distcache.plan.layout import ALIGNMENT, GRAIN, make_layout
 from distcache.plan.memory import pivot_of
 from distcache.plan.model import BlendPlan, SectionPlan, nbytes_of
 from distcache.plan.orders import ORDERS
-from distcache.plan.packing import Packed, PackedGroup, PackingRules, group_ranges
+from distcache.plan.packing import VERSION, Packed, PackedGroup, PackingRules, group_ranges
 from distcache.plan.sizes import (
     Cut,
     SectionSize,
@@ -324,7 +324,7 @@ def packed_section(documents: int, passes: int) -> SectionPlan:
         PackedGroup(begin, end, (end - begin) // 6, end - begin, 600 * (end - begin), 0, 0, 0)
         for begin, end in group_ranges(0, documents)
     )
-    packed = Packed(PackingRules(4096, 0, True), groups)
+    packed = Packed(PackingRules(4096, 0, True, VERSION), groups)
     size = SectionSize(passes, passes * packed.rows, None)
     cut = Cut(4096, True, False)
     return SectionPlan("k", 0, 0, documents, 600 * documents, 1, cut, size, "packed", packed=packed)

@@ -110,9 +110,9 @@ def convert(prefix: File, out: File, *, drop_modes: bool = False) -> Receipt:
     return copy_corpora(ALONE, [str(prefix)], str(out), kind="convert", drop_modes=drop_modes)
 
 
-def materialize(prefix: File, out: File) -> Receipt:
+def materialize(prefix: File, out: File, **options: Any) -> Receipt:
     """Copy the tokens of a view, or of shards."""
-    return copy_corpora(ALONE, [str(prefix)], str(out), kind="materialize")
+    return copy_corpora(ALONE, [str(prefix)], str(out), kind="materialize", **options)
 
 
 def select(
