@@ -184,6 +184,7 @@ def read_samples(
     bounds: NDArray[np.int32] | None = None,
     longest: NDArray[np.int32] | None = None,
     true_bounds: NDArray[np.int32] | None = None,
+    masks: NDArray[np.int32] | None = None,
 ) -> tuple[int, int, int, int]: ...
 def find_ranges(
     sections: list[Section], samples: NDArray[np.int64]

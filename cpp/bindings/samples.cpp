@@ -130,7 +130,8 @@ std::tuple<std::int64_t, int, std::int64_t, std::int64_t> read_samples(
     const py::array& descriptors, const py::array& begins, std::int64_t first,
     const SampleRules& rules, py::array tokens, py::array labels, py::array loss_mask,
     py::array positions, std::optional<py::array> ends, std::optional<py::array> bounds,
-    std::optional<py::array> longest, std::optional<py::array> true_bounds) {
+    std::optional<py::array> longest, std::optional<py::array> true_bounds,
+    const std::optional<py::array>& masks) {
     const Batch batch =
         make_batch(std::move(tokens), std::move(labels), std::move(loss_mask), std::move(positions),
                    std::move(ends), std::move(bounds), std::move(longest), std::move(true_bounds));
@@ -140,6 +141,13 @@ std::tuple<std::int64_t, int, std::int64_t, std::int64_t> read_samples(
         static_cast<std::size_t>(first) + sections.size() > batch.rows) {
         throw py::value_error("sections and samples must fit the rows of the batch");
     }
+    std::span<const std::int32_t> mask_span;
+    if (masks) {
+        mask_span = input<std::int32_t>(*masks, "masks");
+        if (mask_span.size() != sections.size()) {
+            throw py::value_error("there must be a mask, or none, for each sample");
+        }
+    }
     const py::gil_scoped_release release;
     static thread_local SampleReader reader(rules);  // whose buffers are large for long samples
     reader.use(rules);
@@ -147,14 +155,17 @@ std::tuple<std::int64_t, int, std::int64_t, std::int64_t> read_samples(
     for (std::size_t i = 0; i < sections.size(); ++i) {
         const auto row = static_cast<std::size_t>(first) + i;
         const ReadOutcome outcome =
-            reader.read(sections[i]->section, sample_span[i], files.of(i), batch.row(row));
+            reader.read(sections[i]->section, sample_span[i], files.of(i), batch.row(row),
+                        mask_span.empty() ? -1 : mask_span[i]);
         for (std::size_t k = i + 1; reader.waited() && !announced && k < sections.size(); ++k) {
             reader.announce(sections[k]->section, sample_span[k], files.of(k));
         }
         announced = announced || reader.waited();
         if (outcome.error != 0) {
             return {static_cast<std::int64_t>(i), outcome.error, outcome.offset,
-                    static_cast<std::int64_t>(outcome.part)};
+                    outcome.part == SampleReader::of_mask
+                        ? -1
+                        : static_cast<std::int64_t>(outcome.part)};
         }
     }
     return {static_cast<std::int64_t>(sections.size()), 0, 0, 0};
@@ -224,7 +235,8 @@ IndexError
                py::arg("descriptors"), py::arg("begins"), py::arg("first"), py::arg("rules"),
                py::arg("tokens"), py::arg("labels"), py::arg("loss_mask"), py::arg("positions"),
                py::arg("ends") = py::none(), py::arg("bounds") = py::none(),
-               py::arg("longest") = py::none(), py::arg("true_bounds") = py::none(), R"doc(
+               py::arg("longest") = py::none(), py::arg("true_bounds") = py::none(),
+               py::arg("masks") = py::none(), R"doc(
 Read samples from open files into successive rows of a batch.
 
 Parameters
@@ -250,12 +262,14 @@ longest : ndarray of int32, shape (rows,), or None
     Becomes the length of the longest document.
 true_bounds : ndarray of int32, shape (rows, sequence length + 1), or None
     Becomes the cumulative lengths of documents without their padding; with `bounds`.
+masks : ndarray of int32, shape (samples,), or None
+    Descriptors of loss masks, with a byte for each token; -1 for a sample without one.
 
 Returns
 -------
 rows, error, byte, part : int
     The rows that were filled; 0, an error number of pread, or -1 if the file ends too early; the
-    byte of that file; and the part of the sample.
+    byte of that file; and the part of the sample, or -1 if the file is the loss mask.
 
 Raises
 ------

@@ -27,7 +27,7 @@ void mask_ends(std::span<const Part> parts, const SampleRow& row) {
 }  // namespace
 
 ReadOutcome SampleReader::read(const Section& section, std::int64_t sample, Descriptors descriptors,
-                               const SampleRow& row) {
+                               const SampleRow& row, std::int32_t mask) {
     parts_.clear();
     find_parts(section, sample, parts_);
     const std::size_t wanted = row.tokens.size() + static_cast<std::size_t>(section.extra_token);
@@ -40,22 +40,50 @@ ReadOutcome SampleReader::read(const Section& section, std::int64_t sample, Desc
     text_.resize(wanted);
     const ReadOutcome outcome = tokens_.read(section, parts_, descriptors, text_.data());
     if (outcome.error == 0) {
-        spread(tokens, found);
+        spread(text_, tokens, found, rules_.pad);
         std::fill(text_.begin() + found, text_.end(), rules_.pad);
         fill_row(rules_, text_, parts_, section.extra_token, row);
         if (section.multiple > 1 && parts_.size() > 1) {
             mask_ends(parts_, row);
         }
+        if (mask >= 0) {
+            return read_mask(section, mask, tokens, found, row);
+        }
     }
     return outcome;
 }
 
-void SampleReader::spread(std::int64_t tokens, std::int64_t found) {
+ReadOutcome SampleReader::read_mask(const Section& section, std::int32_t mask, std::int64_t tokens,
+                                    std::int64_t found, const SampleRow& row) {
+    Section bytes = section;  // the same places, of a byte each
+    bytes.type = TokenType::u8;
+    bytes.shards = {};
+    for (Part& part : parts_) {
+        part.begin /= token_size(section.type);
+    }
+    weights_.resize(text_.size());
+    ReadOutcome outcome = tokens_.read(bytes, parts_, {&mask, 1}, weights_.data());
+    if (outcome.error != 0) {
+        outcome.part = of_mask;
+        return outcome;
+    }
+    spread(weights_, tokens, found, 0);
+    std::fill(weights_.begin() + found, weights_.end(), 0);
+    // The byte of a token is about predicting it: about the place before it.
+    const std::size_t known = std::min(row.loss_mask.size(), weights_.size() - 1);
+    for (std::size_t i = 0; i < known; ++i) {
+        row.loss_mask[i] = weights_[i + 1] == 1 ? row.loss_mask[i] : 0.0F;
+    }
+    return outcome;
+}
+
+void SampleReader::spread(std::vector<std::int64_t>& values, std::int64_t tokens,
+                          std::int64_t found, std::int64_t padding) const {
     for (auto part = parts_.rbegin(); tokens < found; ++part) {
-        const auto end = text_.begin() + found;
-        std::copy_backward(text_.begin() + (tokens - part->tokens), text_.begin() + tokens,
+        const auto end = values.begin() + found;
+        std::copy_backward(values.begin() + (tokens - part->tokens), values.begin() + tokens,
                            end - part->padding);
-        std::fill(end - part->padding, end, rules_.pad);
+        std::fill(end - part->padding, end, padding);
         tokens -= part->tokens;
         found -= part->tokens + part->padding;
     }

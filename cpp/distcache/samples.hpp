@@ -21,9 +21,12 @@ public:
     }
 
     /// Reads a sample, and fills its row. Throws as `find_parts`, `TokenReader::read` and
-    /// `fill_row` do.
+    /// `fill_row` do. `mask` is an open file with a byte for each token, 1 or 0, by which the loss
+    /// of predicting the token is multiplied; or negative. Errors of it are of the part `of_mask`.
     ReadOutcome read(const Section& section, std::int64_t sample, Descriptors descriptors,
-                     const SampleRow& row);
+                     const SampleRow& row, std::int32_t mask = -1);
+
+    static constexpr std::size_t of_mask = static_cast<std::size_t>(-1);
 
     /// Whether the last sample was not in memory: see `TokenReader::waited`.
     [[nodiscard]] bool waited() const { return tokens_.waited(); }
@@ -32,13 +35,17 @@ public:
     void announce(const Section& section, std::int64_t sample, Descriptors descriptors);
 
 private:
-    /// Moves the tokens of parts apart, so that each has its padding behind it.
-    void spread(std::int64_t tokens, std::int64_t found);
+    /// Moves the values of parts apart, so that each has its padding behind it.
+    void spread(std::vector<std::int64_t>& values, std::int64_t tokens, std::int64_t found,
+                std::int64_t padding) const;
+    ReadOutcome read_mask(const Section& section, std::int32_t mask, std::int64_t tokens,
+                          std::int64_t found, const SampleRow& row);
 
     SampleRules rules_;
     TokenReader tokens_;
     std::vector<Part> parts_;
-    std::vector<std::int64_t> text_;  // the tokens, with the extra one, padded
+    std::vector<std::int64_t> text_;     // the tokens, with the extra one, padded
+    std::vector<std::int64_t> weights_;  // of the same tokens, by the mask
 };
 
 }  // namespace distcache

@@ -30,6 +30,7 @@ from distcache.cache.format import (
 )
 from distcache.cache.other_files import directory_error, missing_error
 from distcache.corpus import CorpusFacts
+from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.mds.index_json import CODECS
 from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NotReady
 from distcache.kernels import Mapping
@@ -129,6 +130,14 @@ class Contents:
         """The splits that have samples."""
         splits = self.table("members")["split"].tolist()
         return [split.decode("ascii") for split in dict.fromkeys(splits)]
+
+    def loss_size(self, source: int) -> int:
+        """Return the bytes of the loss mask of a corpus; 0 if it has none."""
+        digests = self.identity.get("loss", [])
+        if not digests or digests[source] is None:
+            return 0
+        entry = self.table("sources")[source]
+        return int(entry["bin_size"]) // ITEM_TYPES[int(entry["type_code"])].itemsize
 
     @property
     def sequence_length(self) -> int:

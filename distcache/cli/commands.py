@@ -127,6 +127,12 @@ PANELS: Final = {
             "Write the tokens of a view as a separate corpus.",
             interrupted=None,
         ),
+        "mask": CommandEntry(
+            "corpora",
+            "mask_command",
+            "Give a corpus its loss mask: which tokens are learned.",
+            interrupted=None,
+        ),
         "mock": CommandEntry(
             "ingest",
             "mock_command",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from distcache.corpus.receipt import Receipt, find_receipt, receipt_path
 from distcache.corpus.repair import is_repairable
 from distcache.corpus.sampled_tokens import negative_token
 from distcache.edit.copy_corpora import copy_corpora, repair
+from distcache.edit.mask import write_mask
 from distcache.edit.padded_source import MAX_MULTIPLE
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
@@ -236,6 +238,50 @@ def materialize_command(
     write_corpus(make, out, log_format, as_json=as_json)
 
 
+def mask_command(
+    corpus: CorpusArgument,
+    values: Annotated[
+        Path | None,
+        typer.Option(
+            "--bytes",
+            metavar="FILE",
+            help="File with a byte for each token, 1 where there is a loss: a .loss of datatrove, "
+            "or a labels_mask of OLMo-core.",
+        ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CORPUS",
+            callback=path_only,
+            help="Corpus of labels, -100 where there is no loss: a label_document of gpt-neox.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a corpus its loss mask, which says which tokens are learned: CORPUS.loss.
+
+    Caches that are built from then on have the mask, and readers multiply the loss by it.
+
+    Examples
+    --------
+        distcache mask corpora/chats --bytes chats.loss
+
+        distcache mask corpora/chats_text_document --labels corpora/chats_label_document
+    """
+    if (values is None) == (labels is None):
+        raise ConfigError("give one of --bytes and --labels")
+    bare = None if labels is None else bare_prefix(labels)
+    made = write_mask(bare_prefix(corpus), values=values, labels=bare)
+    if as_json:
+        print_json(made)
+        return
+    typer.echo(
+        f"{made.path}: {made.tokens_with_loss:,} of {made.tokens:,} tokens have a loss; "
+        f"{counted(made.silent_sequences, 'sequence')} without any"
+    )
+
+
 def write_corpus(
     make: Callable[[Communicator, int, Progress], Receipt],
     out: str,
@@ -423,6 +469,7 @@ def _show_findings(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> Non
                     "documents": found.documents,
                     "tokens": found.tokens,
                     "empty": found.empty_sequences,
+                    "loss": "all" if found.loss is None else f"{found.loss.tokens:,}",
                     "offsets": "view" if found.view else "running sum",
                     "idx digest": found.idx_digest,
                 }

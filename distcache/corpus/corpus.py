@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path, idx_path, open_idx
+from distcache.corpus.loss import LossFacts
 from distcache.corpus.mds.shard_table import TableFacts, has_table, shards_path
 from distcache.errors import ConfigError, CorpusError
 from distcache.storage.files import FileVersion
@@ -23,7 +24,10 @@ _BLOCKS: Final[list[None]] = []  # blocks that keep indices; outside of them non
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
-    """The facts of a sound corpus. All but the prefix and `file_versions` identify its content."""
+    """The facts of a sound corpus. All but the prefix and `file_versions` identify its content.
+
+    A loss mask changes no array, so that it is no part of `identity`.
+    """
 
     prefix: str  # the path without suffix, as the configuration gives it
     idx_digest: str  # XXH3-128 of the `.idx` file, in hexadecimal
@@ -39,6 +43,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
     # whether the offsets are not the running sum of lengths that spans the whole `.bin`
     view: bool = False
     shards: TableFacts | None = None  # facts of the shards that make up the `.bin`, if they do
+    loss: LossFacts | None = None  # facts of the loss mask; None if all tokens have a loss
     file_versions: tuple[FileVersion, ...] = ()  # versions of `files`, from before they were read
 
     @property
@@ -176,6 +181,7 @@ class CopySource:
     idx: Idx | None = None  # mapped index that has these arrays
     # version of the `.bin` that was examined, if it was; another object is refused
     bin_version: FileVersion | None = None
+    has_loss: bool = False  # whether there is a loss mask
 
     @property
     def tokens(self) -> int:
@@ -235,4 +241,5 @@ def open_copy_source(facts: CorpusFacts) -> CopySource:
         view=facts.view,
         idx=idx,
         bin_version=facts.file_versions[1] if len(facts.file_versions) > 1 else None,
+        has_loss=facts.loss is not None,
     )

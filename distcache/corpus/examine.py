@@ -12,6 +12,7 @@ import xxhash
 
 from distcache.corpus.corpus import CorpusFacts, open_cached
 from distcache.corpus.idx import bin_path, idx_path
+from distcache.corpus.loss import LossFacts, loss_path, loss_version, read_loss
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.soundness import (
     RELEASED_FROM,
@@ -114,11 +115,52 @@ def examine(
         costs,
     )
     facts, faults = _put_together(heads, tasks, findings)
+    masked = [facts[head.prefix] for head in heads if head.has_loss and head.prefix in facts]
+    if masked:
+        facts, wrong = _with_losses(communicator, facts, masked, threads)
+        faults = (*faults, *wrong)
     changed = _changes(communicator, list(facts.values()))
     return {prefix: facts[prefix] for prefix in facts if prefix not in changed}, (
         *faults,
         *(fault for found in changed.values() for fault in found),
     )
+
+
+class _Loss(msgspec.Struct, frozen=True):
+    facts: LossFacts | None
+    faults: tuple[Fault, ...] = ()
+
+
+def _with_losses(
+    communicator: Communicator,
+    facts: dict[str, CorpusFacts],
+    masked: Sequence[CorpusFacts],
+    threads: int,
+) -> tuple[dict[str, CorpusFacts], list[Fault]]:
+    """Read the loss masks of corpora, and return all facts with theirs. Collective."""
+
+    def read(corpus: CorpusFacts) -> _Loss:
+        try:
+            idx = open_cached(corpus.prefix, corpus.file_versions)
+            return _Loss(read_loss(corpus.prefix, idx, corpus.bin_size))
+        except CorpusError as error:
+            path = loss_path(corpus.prefix)
+            message = str(error).removeprefix(f"{path}: ")
+            return _Loss(None, (Fault(corpus.prefix, path, message),))
+
+    def read_all(own: Sequence[CorpusFacts]) -> list[_Loss]:
+        return map_in_threads(read, own, threads)
+
+    costs = [corpus.bin_size for corpus in masked]
+    found = spread(communicator, masked, read_all, _Loss, "reading loss masks", costs)
+    faults = [fault for loss in found for fault in loss.faults]
+    new = dict(facts)
+    for corpus, loss in zip(masked, found, strict=True):
+        if loss.facts is None:
+            del new[corpus.prefix]
+        else:
+            new[corpus.prefix] = msgspec.structs.replace(corpus, loss=loss.facts)
+    return new, faults
 
 
 def _outline(prefixes: Sequence[str], threads: int) -> list[Outline]:
@@ -350,6 +392,11 @@ def changes_of(facts: CorpusFacts, *, tokens: bool = False) -> list[str]:
     """Return what has changed of one corpus since it was examined, each with its path first."""
     problems = []
     paths = facts.files
+    if facts.loss is not None and loss_version(facts.prefix) != facts.loss.version:
+        problems.append(
+            f"{loss_path(facts.prefix)}: has been written to, or removed, since it was examined; "
+            "build again"
+        )
     for path, known in zip(paths, facts.file_versions, strict=False):
         try:
             found = listed_version(path)

@@ -135,6 +135,13 @@ class Skipped(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.path}: {place + ': ' if place else ''}{self.reason}"
 
 
+class LossReceipt(msgspec.Struct, frozen=True):
+    """The loss mask of a corpus."""
+
+    digest: str  # XXH3-128 of it
+    tokens: Count  # tokens with a loss
+
+
 @decodable
 class Receipt(msgspec.Struct, frozen=True):
     """The receipt of one corpus."""
@@ -165,14 +172,18 @@ class Receipt(msgspec.Struct, frozen=True):
     bin_digest: str | None = None
     # corpora that the tokens were copied from, at any number of steps, each once
     origins: tuple[Ancestor, ...] = ()
+    loss: LossReceipt | None = None  # loss mask; None if there was none
 
     def differences(self, facts: CorpusFacts) -> list[str]:
         """Return how a corpus differs from its receipt."""
-        return [
+        found = [
             f"{label}: has {getattr(facts, name)}, the receipt says {getattr(self, name)}"
             for name, label in CONTENT.items()
             if getattr(facts, name) != getattr(self, name)
         ]
+        if self.loss is not None and self.loss != loss_receipt(facts):
+            found.append("the loss mask is missing, or another than the receipt says")
+        return found
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -183,6 +194,11 @@ class Origin(msgspec.Struct, frozen=True):
     tokenizer: TokenizerFacts | None
     options: dict[str, Any]
     versions: dict[str, str]
+
+
+def loss_receipt(facts: CorpusFacts) -> LossReceipt | None:
+    """Return what the receipt of a corpus says of its loss mask."""
+    return None if facts.loss is None else LossReceipt(facts.loss.digest, facts.loss.tokens)
 
 
 def receipt_of(
@@ -208,6 +224,7 @@ def receipt_of(
         engine=engine,
         bin_digest=bin_digest,
         origins=origins,
+        loss=loss_receipt(facts),
     )
 
 

@@ -36,6 +36,7 @@ from distcache.corpus.idx import (
     idx_path,
     require_no_pointer,
 )
+from distcache.corpus.loss import loss_path
 from distcache.corpus.mds.shard_table import (
     ShardTable,
     TableFacts,
@@ -87,6 +88,7 @@ class Outline(msgspec.Struct, frozen=True):
     shards: TableFacts | None = None
     faults: tuple[Fault, ...] = ()
     file_versions: tuple[FileVersion, ...] = ()
+    has_loss: bool = False  # whether there is a loss mask beside it
 
 
 class RangeFacts(msgspec.Struct, frozen=True):
@@ -137,6 +139,7 @@ def outline(prefix: str) -> Outline:
             faults, message = [], f"{message}, nor {bin_path(prefix)}{_hint(prefix)}"
         faults.append(Fault(prefix, path, message, missing))
         return Outline(prefix, bin_size=bin_size, faults=tuple(faults))
+    has_loss = _has_loss(prefix, faults, shards=shards is not None)
     return Outline(
         prefix=prefix,
         idx_size=idx.size,
@@ -148,7 +151,27 @@ def outline(prefix: str) -> Outline:
         shards=shards,
         faults=tuple(faults),
         file_versions=(idx.file_version, bin_version),
+        has_loss=has_loss,
     )
+
+
+def _has_loss(prefix: str, faults: list[Fault], *, shards: bool) -> bool:
+    """Return whether a corpus has a loss mask, or add a fault where none is read."""
+    path = loss_path(prefix)
+    if is_url(prefix):
+        try:
+            listed_version(path)
+        except OSError as error:
+            require_answer(error)
+            return False
+        faults.append(Fault(prefix, path, "loss masks in a bucket are not read; download them"))
+        return False
+    there = os.path.lexists(path)
+    if there and shards:
+        faults.append(
+            Fault(prefix, path, "corpora of MDS shards have no loss mask; materialize them")
+        )
+    return there and not shards
 
 
 def _look_at_tokens(prefix: str, faults: list[Fault]) -> tuple[int, FileVersion]:

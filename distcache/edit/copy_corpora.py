@@ -21,8 +21,9 @@ from distcache import __version__
 from distcache.corpus.ancestry import ancestors_of
 from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source, require_tokens
 from distcache.corpus.examine import digest_tokens, require_sound, require_unchanged
-from distcache.corpus.idx import bin_path, idx_path
+from distcache.corpus.idx import ITEM_TYPES, bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
+from distcache.corpus.loss import loss_of, loss_path
 from distcache.corpus.receipt import (
     Ancestor,
     InputReceipt,
@@ -39,7 +40,7 @@ from distcache.corpus.repair import open_damaged
 from distcache.corpus.view_bytes import token_pieces
 from distcache.edit.padded_source import PaddedSource, Padding, eod_of, padded_pieces, padded_source
 from distcache.errors import ConfigError
-from distcache.ingest.output import Output
+from distcache.ingest.output import Links, Output
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
@@ -47,6 +48,7 @@ from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import (
     closing_fd,
     no_space_as_error,
+    open_regular,
     open_to_write,
     recreate,
     require_text,
@@ -151,6 +153,8 @@ def copy_corpora(
 def _versions(corpus: CorpusFacts, names: Mapping[str, str]) -> Iterator[str]:
     """Yield what identifies the files of a corpus, or those of which they are copies."""
     name = names.get(corpus.prefix)
+    if corpus.loss is not None:
+        yield corpus.loss.digest
     for path, version in zip(corpus.files, corpus.file_versions, strict=True):
         if name is None:
             yield f"{path} {version}"
@@ -193,6 +197,8 @@ def repair(
         if not found.wrong:
             raise ConfigError(f"{prefix}: nothing is wrong with it; leave --repair out")
         watch.note(f"{counted(found.wrong, 'offset')} made again of the lengths")
+        if os.path.lexists(loss_path(prefix)):
+            watch.note(f"{loss_path(prefix)} is not copied; it is the mask of the result, too")
         digest = xxhash.xxh3_128(np.ascontiguousarray(found.source.lengths).data).hexdigest()
         versions = on_rank_0(
             communicator,
@@ -266,7 +272,7 @@ def _make(
     """Claim the output, fill it, and publish it with its receipt. Collective."""
     output = Output(out)
 
-    def make() -> tuple[list[Receipt], dict[int, str]]:
+    def make() -> tuple[list[Receipt], dict[int, Links]]:
         ancestors = on_rank_0(
             communicator,
             lambda: [
@@ -356,6 +362,13 @@ def join(
     on_all_ranks(
         communicator, lambda: _copy_tokens(prefix, sources, begin, end, progress), "copying tokens"
     )
+    if any(source.has_loss for source in sources):
+        on_rank_0(communicator, lambda: _lay_out_loss(prefix, plan, total), None, "laying out")
+        on_all_ranks(
+            communicator,
+            lambda: _write_loss(prefix, sources, communicator.rank, communicator.size),
+            "copying loss masks",
+        )
     progress.phase("writing the index")
     on_all_ranks(
         communicator,
@@ -396,6 +409,50 @@ def _copy_tokens(
                 place += len(piece)
                 progress.advance(len(piece))
         os.fsync(target)
+
+
+def _lay_out_loss(prefix: str, plan: IdxPlan, total: int) -> None:
+    path = loss_path(prefix)
+    with no_space_as_error(path), recreate(path) as stream:
+        stream.truncate(total // ITEM_TYPES[plan.type_code].itemsize)
+
+
+def _write_loss(prefix: str, sources: Sequence[CopySource], rank: int, ranks: int) -> None:
+    """Write a rank's share of the mask, by sequences; sources without one have a loss everywhere.
+
+    Padding of a sequence has none.
+    """
+    path = loss_path(prefix)
+    counts = [len(source.lengths) for source in sources]
+    before = [0, *itertools.accumulate(source.tokens for source in sources)]
+    begin, end = slice_bounds(sum(counts), ranks, 1)[rank : rank + 2]
+    with no_space_as_error(path), closing_fd(open_to_write(path)) as target:
+        for index, low, high, _ in _shares(counts, begin, end):
+            source = sources[index]
+            at = before[index] + int(source.lengths[:low].sum(dtype=np.int64))
+            for first in range(low, high, BLOCK_SEQUENCES):
+                values = _losses(source, first, min(first + BLOCK_SEQUENCES, high))
+                write_range(target, at, values)
+                at += len(values)
+        os.fsync(target)
+
+
+def _losses(source: CopySource, first: int, last: int) -> NDArray[np.uint8]:
+    """Return the mask of some sequences, as they are in the result."""
+    unpadded = source.unpadded if isinstance(source, PaddedSource) else source
+    lengths = np.asarray(unpadded.lengths[first:last], np.int64)
+    if source.has_loss and unpadded.idx is not None:
+        with closing_fd(open_regular(loss_path(source.prefix))) as descriptor:
+            own = loss_of(descriptor, unpadded.idx, first, last)
+    else:
+        own = np.ones(int(lengths.sum()), np.uint8)
+    if unpadded is source:
+        return own
+    rooms = np.asarray(source.lengths[first:last], np.int64)
+    found = np.zeros(int(rooms.sum()), np.uint8)
+    shifts = np.cumsum(rooms) - rooms - (np.cumsum(lengths) - lengths)
+    found[np.repeat(shifts, lengths) + np.arange(len(own))] = own
+    return found
 
 
 def _pieces(

@@ -51,7 +51,7 @@ from distcache.errors import (
     NotReady,
     error_from_exit_code,
 )
-from distcache.ingest.output import Output
+from distcache.ingest.output import Links, Output
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
@@ -115,7 +115,7 @@ def index_mds(
         origin = _origin(sets, options)
         output = Output(out, tokens="shards")
 
-        def make() -> tuple[list[Receipt], dict[int, str]]:
+        def make() -> tuple[list[Receipt], dict[int, Links]]:
             facts, shards = _Indexing(communicator, sets, output, options, threads, watch).make()
             receipt = on_rank_0(
                 communicator,

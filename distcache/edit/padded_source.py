@@ -20,11 +20,13 @@ from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.corpus.view_bytes import token_pieces
 from distcache.errors import ConfigError
+from distcache.storage.threads import decodable
 
 BLOCK_SEQUENCES: Final = 1 << 18  # at a time
 MAX_MULTIPLE: Final = 1 << 20
 
 
+@decodable
 class Padding(msgspec.Struct, frozen=True):
     """How sequences are filled up: options of a receipt."""
 
@@ -64,6 +66,7 @@ def padded_source(source: CopySource, padding: Padding) -> PaddedSource:
         modes=source.modes,
         nbytes=int(lengths.sum(dtype=np.int64)) * kind.itemsize,
         idx=source.idx,
+        has_loss=source.has_loss,
         unpadded=source,
         eod=eod,
     )

@@ -17,7 +17,7 @@ from distcache.corpus.receipt import Receipt, TokenizerFacts, tokenizers_of
 from distcache.edit.selection import Selection, numbers_in, select_documents
 from distcache.edit.view_writer import Kept, KeptOf, Tokens, View, find_tokens, origin_of_view
 from distcache.errors import ConfigError
-from distcache.ingest.output import Output
+from distcache.ingest.output import Links, Output
 from distcache.option import Option
 from distcache.ranks.agreement import aborting_on_error, on_rank_0
 from distcache.ranks.communicator import Communicator
@@ -113,7 +113,7 @@ def select(
         origin = origin_of_view("select", facts, known.tokenizer, known.tokens, chosen)
         output = Output(out)
 
-        def make() -> tuple[list[Receipt], dict[int, str]]:
+        def make() -> tuple[list[Receipt], dict[int, Links]]:
             lists = {name: output.part(0, name) for name in known.digests}
             on_rank_0(
                 communicator,

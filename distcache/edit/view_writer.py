@@ -19,6 +19,7 @@ from distcache.corpus.corpus import CorpusFacts, open_examined, require_bin
 from distcache.corpus.examine import require_sound, require_unchanged
 from distcache.corpus.idx import Idx, bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_sequences
+from distcache.corpus.loss import loss_path
 from distcache.corpus.receipt import (
     InputReceipt,
     Origin,
@@ -29,7 +30,7 @@ from distcache.corpus.receipt import (
 )
 from distcache.errors import ConfigError
 from distcache.ingest.document_buffer import Counts
-from distcache.ingest.output import Output
+from distcache.ingest.output import Links, Output
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
@@ -62,8 +63,8 @@ KeptOf = Callable[[Idx, int], Iterator[Kept]]
 class Tokens(NamedTuple):
     """Where the tokens of a view are."""
 
-    path: str
-    link: str  # target of the link that is the view's `.bin`
+    paths: Links
+    links: Links  # targets of the links that the view has
 
 
 def find_tokens(facts: CorpusFacts, out: str, *, absolute: bool = False) -> Tokens:
@@ -84,9 +85,14 @@ def find_tokens(facts: CorpusFacts, out: str, *, absolute: bool = False) -> Toke
         If the corpus has no `.bin`.
     """
     require_bin(facts)
-    tokens = os.path.realpath(bin_path(facts.prefix))
+    tokens, loss = map(os.path.realpath, (bin_path(facts.prefix), loss_path(facts.prefix)))
+    paths = Links(tokens, None if facts.loss is None else loss)
     directory = os.path.realpath(Path(out).absolute().parent)
-    return Tokens(tokens, tokens if absolute else os.path.relpath(tokens, directory))
+    relative = Links(
+        os.path.relpath(paths.tokens, directory),
+        paths.loss and os.path.relpath(paths.loss, directory),
+    )
+    return Tokens(paths, paths if absolute else relative)
 
 
 def origin_of_view(
@@ -113,7 +119,7 @@ def origin_of_view(
     """
     given = {name: value for name, value in options.items() if value is not None}
     identity = msgspec.json.encode(
-        [kind, facts.prefix, facts.identity, given, tokens.link], order="sorted"
+        [kind, facts.prefix, facts.identity, given, *filter(None, tokens.links)], order="sorted"
     )
     digest = xxhash.xxh3_128(identity).hexdigest()
     return Origin(kind, digest, tokenizer, given, {"distcache": __version__})
@@ -175,7 +181,7 @@ class View:
         origin: Origin,
         nothing: str,
         counts: Sequence[Counts] | None = None,
-    ) -> tuple[list[Receipt], dict[int, str]]:
+    ) -> tuple[list[Receipt], dict[int, Links]]:
         """Write the view and examine it. Collective.
 
         Parameters
@@ -195,8 +201,8 @@ class View:
         -------
         list of Receipt
             The receipt of the view.
-        dict of int to str
-            The target of its link, of number 0; as `Output.produce` expects it.
+        dict of int to Links
+            The targets of its links, of number 0; as `Output.produce` expects them.
 
         Raises
         ------
@@ -218,7 +224,7 @@ class View:
 
         def lay_out() -> None:
             lay_out_idx(output.unfinished(0), plan)
-            output.link_tokens(0, tokens.path)
+            output.link_tokens(0, tokens.paths)
 
         def write() -> None:
             path = idx_path(output.unfinished(0))
@@ -237,7 +243,7 @@ class View:
             first = int(open_examined(of_view).offsets[0])
             return receipt_of(of_view, output.name(0), origin, [_input(facts, total, first)])
 
-        return [on_rank_0(communicator, describe, Receipt, "the receipt")], {0: tokens.link}
+        return [on_rank_0(communicator, describe, Receipt, "the receipt")], {0: tokens.links}
 
     def _each(self, work: Callable[[int], Result]) -> list[Result]:
         """Do a piece of work for each of this rank's pieces."""

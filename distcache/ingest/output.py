@@ -7,9 +7,10 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from distcache.corpus.idx import bin_path, idx_path
+from distcache.corpus.loss import loss_path
 from distcache.corpus.mds.shard_table import read_table, shards_path
 from distcache.corpus.receipt import (
     Origin,
@@ -31,15 +32,22 @@ from distcache.storage.url import is_url
 
 COMPARED_FIELDS: Final = ("kind", "tokenizer", "versions")
 RESULTS: Final = frozenset({"length_of_all"})  # options have results of a command, too
-SUFFIXES: Final = ("bin", "shards", "idx", "receipt.json")
+SUFFIXES: Final = ("bin", "shards", "loss", "idx", "receipt.json")
 MAX_NAME_BYTES: Final = 200  # bytes: suffixes and numbers are appended
+
+
+class Links(NamedTuple):
+    """Targets of the links that a view has in the place of files."""
+
+    tokens: str
+    loss: str | None = None  # the loss mask of its corpus, if that has one
 
 
 class Output:
     """The paths of unfinished corpora in a workspace, and their final names.
 
-    Their files are `N.bin` (or `N.shards`), `N.idx` and `N.receipt.json` of a workspace, N counting
-    from 0. Rank 0 holds the workspace during `produce`.
+    Their files are `N.bin` (or `N.shards`), `N.loss` where there is a loss mask, `N.idx` and
+    `N.receipt.json` of a workspace, N counting from 0. Rank 0 holds the workspace during `produce`.
 
     Parameters
     ----------
@@ -106,7 +114,7 @@ class Output:
         communicator: Communicator,
         origin: Origin,
         watch: Stopwatch,
-        make: Callable[[], tuple[list[Receipt], Mapping[int, str]]],
+        make: Callable[[], tuple[list[Receipt], Mapping[int, Links]]],
         *,
         resumes: bool = False,
     ) -> tuple[list[Receipt], bool]:
@@ -124,7 +132,7 @@ class Output:
             Progress of this rank.
         make : callable
             Writes, syncs and verifies the unfinished corpora. Returns their receipts, and for each
-            corpus whose `.bin` is a link the target of the link, seen from the final name.
+            corpus whose `.bin` is a link the targets of its links, seen from the final name.
             Collective.
         resumes : bool
             Whether `make` continues the unfinished work of a killed run.
@@ -151,7 +159,7 @@ class Output:
             found.extend([] if claimed else self._published(origin))
             return claimed
 
-        def prepare_and_make() -> tuple[list[Receipt], Mapping[int, str]]:
+        def prepare_and_make() -> tuple[list[Receipt], Mapping[int, Links]]:
             on_rank_0(communicator, lambda: self._prepare(origin), None, "making room")
             return make()
 
@@ -205,16 +213,19 @@ class Output:
         for receipt in self.directory.glob("*.receipt.json"):
             receipt.unlink()  # what it describes is written again
 
-    def link_tokens(self, shard: int, tokens: str) -> None:
-        """Make the `.bin` of the N-th unfinished corpus a link to other tokens."""
-        path = Path(bin_path(self.unfinished(shard)))
-        path.unlink(missing_ok=True)
-        make_link(path, tokens, "write the view elsewhere, and its tokens by `materialize`")
+    def link_tokens(self, shard: int, links: Links) -> None:
+        """Make the `.bin` of the N-th unfinished corpus a link to other tokens, and its mask."""
+        prefix = self.unfinished(shard)
+        for path, target in ((bin_path(prefix), links.tokens), (loss_path(prefix), links.loss)):
+            Path(path).unlink(missing_ok=True)
+            if target is not None:
+                otherwise = "write the view elsewhere, and its tokens by `materialize`"
+                make_link(Path(path), target, otherwise)
 
-    def _publish(self, receipts: list[Receipt], links: Mapping[int, str]) -> None:
+    def _publish(self, receipts: list[Receipt], links: Mapping[int, Links]) -> None:
         """Publish synced corpora with their receipts."""
-        for shard, target in links.items():
-            self.link_tokens(shard, target)
+        for shard, targets in links.items():
+            self.link_tokens(shard, targets)
         for shard in reversed(range(len(receipts))):  # the first one says how many there are
             write_receipt(self.unfinished(shard), receipts[shard])
         self._give_names(len(receipts))
@@ -259,6 +270,9 @@ class Output:
                 return []
             if sizes != (receipt.bin_size, receipt.idx_size):
                 return []
+            masks = (loss_path(self.unfinished(len(found))), loss_path(self.final(len(found))))
+            if receipt.loss is not None and not any(map(os.path.lexists, masks)):
+                return []
             if named is not None and digest_range(idx, 0, sizes[1]) != receipt.idx_digest:
                 return []
             found.append(receipt)
@@ -275,7 +289,12 @@ class Output:
     def _give_names(self, shards: int) -> None:
         self.workspace.require_mine()
         self._require_free()
-        names = [pair for shard in range(shards) for pair in self._names(shard)]
+        masks = [
+            (loss_path(self.unfinished(shard)), loss_path(self.final(shard)))
+            for shard in range(shards)
+        ]
+        names = [pair for pair in masks if os.path.lexists(pair[0])]
+        names += [pair for shard in range(shards) for pair in self._names(shard)]
         if (taken := self.workspace.publish(names)) is not None:
             self._require_free()
             raise KeyMismatch(

@@ -22,7 +22,7 @@ from distcache.extras import needing
 from distcache.ingest.completion import count_intact, make_corpora
 from distcache.ingest.ingest_work import Reader, Work
 from distcache.ingest.inputs import Input, TextOptions, TokenOptions, find_inputs, require_unchanged
-from distcache.ingest.output import Output
+from distcache.ingest.output import Links, Output
 from distcache.ingest.pieces import PieceRecord, make_pieces, owners_of, piece_bytes
 from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.readers.text import TextReader
@@ -129,7 +129,7 @@ def ingest(
                 watch.note(f"each document ends with token {work.reader.ending}")
         resumed = [0.0]
 
-        def make() -> tuple[list[Receipt], dict[int, str]]:
+        def make() -> tuple[list[Receipt], dict[int, Links]]:
             with contextlib.closing(work.store):
                 receipts, share = _make(communicator, work, origin, threads, watch)
             resumed.append(share)

@@ -23,7 +23,7 @@ from distcache.corpus.source_rows import grouped
 from distcache.edit.view_writer import Kept, View, find_tokens, origin_of_view
 from distcache.errors import ConfigError
 from distcache.ingest.document_buffer import Counts
-from distcache.ingest.output import Output
+from distcache.ingest.output import Links, Output
 from distcache.kernels import Section
 from distcache.ledger.consumed import Consumed
 from distcache.ledger.megatron_files import MegatronFiles
@@ -84,7 +84,7 @@ def write_view(
             modes = None if idx.modes is None else idx.modes[pieces.sequences]
             yield Kept(one_each, lengths, offsets, modes)
 
-    def make() -> tuple[list[Receipt], dict[int, str]]:
+    def make() -> tuple[list[Receipt], dict[int, Links]]:
         view = View(alone, facts, output, 1, 1, watch)
         known = None if counts is None else [counts]
         return view.finish(kept, tokens, origin, f"{facts.prefix}: nothing is left", known)

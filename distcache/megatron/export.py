@@ -198,6 +198,11 @@ def require_readable(cache: Contents, naming: Naming) -> None:
             "continues another cache, whose sections have other sizes than Megatron would compute, "
             "so that it would not find them; train with distcache.megatron.provider"
         )
+    if "loss" in cache.identity:
+        problems.append(
+            "has loss masks of corpora, for which Megatron's files have no place; train with "
+            "distcache.megatron.provider"
+        )
     if "multiple" in cache.identity.get("packing", {}):
         problems.append(
             "pads each document in its sample, which Megatron's reader cannot; train with "

@@ -14,6 +14,7 @@ from distcache.cache.corpus_places import corpus_places, corpus_stem
 from distcache.cache.digests import block_range, blocks_in
 from distcache.cache.format import HEADER_SIZE
 from distcache.corpus import bin_path, idx_path
+from distcache.corpus.loss import loss_path
 from distcache.corpus.mds.index_json import CODECS
 from distcache.errors import CacheCorrupt, CorpusError, NotReady
 from distcache.node.records import AHEAD, LocalCorpus, Request
@@ -95,6 +96,7 @@ class Described(NamedTuple):
     digest: str  # digest of its `.idx`
     shards: int  # number of shards that make up its `.bin`; 0 if it is a file
     left_out: bool = False  # whether no sample that follows is of it
+    loss_size: int = 0  # bytes of its loss mask, which stays where it is; 0 if it has none
 
 
 class CorpusStat(msgspec.Struct, frozen=True):
@@ -132,6 +134,7 @@ def describe(contents: Contents) -> list[Described]:
             entry["idx_digest"].decode("ascii", "replace"),
             int(entry["shards_end"] - entry["shards_begin"]),
             number in ended,
+            contents.loss_size(number),
         )
         for number, (prefix, entry) in enumerate(zip(corpus_places(contents), sources, strict=True))
     ]
@@ -154,6 +157,8 @@ def stat_corpus(corpus: Described) -> CorpusStat:
     path, tokens = bin_path(corpus.prefix), None
     if not corpus.shards or os.path.lexists(path):
         tokens = _stat(path, corpus.bin_size, problems, missing)
+    if corpus.loss_size:
+        _stat(loss_path(corpus.prefix), corpus.loss_size, problems, missing)
     return CorpusStat(idx, tokens, tuple(problems), missing == problems)
 
 

@@ -64,6 +64,9 @@ def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str,
 
     blends = config.blends()
     chosen = own_fields(config, of_tokens=not any(facts.rows for facts in corpora.values()))
+    losses = [known and known.digest for known in (corpora[p].loss for p in corpora)]
+    if any(losses):
+        chosen["loss"] = losses
     if config.phases:
         chosen["phases"] = [
             [phase.samples_of(config.sequence_length), list(phase.weights)]

@@ -15,6 +15,7 @@ from distcache.errors import CorpusError, NotReady
 from distcache.kernels import Mt19937
 from distcache.plan.blend_counts import estimate_counts
 from distcache.plan.config import SPLITS, BlendEntry, Config
+from distcache.plan.losses import silent_warnings
 from distcache.plan.model import NARROW, BlendPlan, Plan, SectionPlan
 from distcache.plan.orders import ORDERS
 from distcache.plan.phase_facts import phase_warnings
@@ -206,6 +207,7 @@ def plan_warnings(config: Config, plan: Plan) -> list[str]:
         *_missing_splits(config, plan.identity["samples"]),
         *_odd_tokenizer(config),
         *_never_drawn(plan),
+        *silent_warnings(plan),
         *whole_sample_hints(config, plan),
         *_unknown_ends(plan),
         *phase_warnings(config, plan),

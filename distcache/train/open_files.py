@@ -22,6 +22,7 @@ from distcache.cache.corpus_places import (
 )
 from distcache.cache.mapped_section import open_own_idx
 from distcache.corpus import Idx, bin_path, idx_path
+from distcache.corpus.loss import loss_path
 from distcache.errors import (
     CacheCorrupt,
     ConfigError,
@@ -214,6 +215,9 @@ class OpenFiles:
             size,
             unpacked_ahead=source in self._unpacked_ahead,
         )
+        if loss_size := self.cache.loss_size(source):
+            file = loss_path(self._shared[source]), loss_size
+            found = dataclasses.replace(found, loss=file)
         if found.begins is None and source in self._fetched:
             fetched = self._fetched[source]
             return dataclasses.replace(found, fetched=lambda _: fetched)

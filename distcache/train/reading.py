@@ -19,7 +19,7 @@ from distcache.node.ahead.protocol import Source
 from distcache.storage.timeouts import retried
 from distcache.train.fetching import FetchedRanges, Fetching, fetched_ranges, no_ranges
 from distcache.train.split import OpenMember, OpenSplit
-from distcache.train.token_files import FILES_PER_READER, TokenFiles
+from distcache.train.token_files import FILES_PER_READER, File, TokenFiles
 from distcache.train.token_places import Located, TokenPlaces, cut_by_files, locate, whole_files
 
 Arrays = dict[str, NDArray[Any]]
@@ -92,8 +92,9 @@ class SampleReader:
                 self._locate(places, sections, samples), FILES_PER_READER
             ):
                 with self._fetching.open(fetched_ranges(where)) as fetched:
+                    losses = [known.loss for known in places[rows]]
                     self._read_rows(
-                        sections[rows], samples[rows], rows.start, where, arrays, fetched
+                        sections[rows], samples[rows], rows.start, where, arrays, fetched, losses
                     )
                 self._fetching.end(readings[rows])
             if MappedFile.faults() != self._faults:
@@ -141,18 +142,22 @@ class SampleReader:
         where: Located,
         arrays: Arrays,
         fetched: Mapping[Source, int],
+        losses: Sequence[File | None],
     ) -> None:
         """Fill rows whose files are all open at the same time."""
+        masks = list(dict.fromkeys(file for file in losses if file is not None))
         own_files = [
             file for file, source in zip(where.files, where.sources, strict=True) if source is None
         ]
         done = attempt = 0
         while done < len(sections):
             try:
-                opened = iter(self._files.descriptors(own_files))
+                opened = iter(self._files.descriptors([*own_files, *masks]))
             except OSError:
-                opened = iter(retried(functools.partial(self._files.descriptors, own_files)))
+                ask = functools.partial(self._files.descriptors, [*own_files, *masks])
+                opened = iter(retried(ask))
             of_files = [next(opened) if s is None else fetched.get(s, -1) for s in where.sources]
+            own_masks = dict(zip(masks, opened, strict=True))
             begin = int(where.bounds[done])
             try:
                 count, error, byte, part = read_samples(
@@ -162,6 +167,12 @@ class SampleReader:
                     where.bounds[done:] - begin,
                     first + done,
                     self._rules,
+                    masks=np.array(
+                        [-1 if file is None else own_masks[file] for file in losses[done:]],
+                        np.int32,
+                    )
+                    if masks
+                    else None,
                     **arrays,
                 )
             except IndexError as wrong:
@@ -170,7 +181,9 @@ class SampleReader:
             if error:
                 attempt = 1 if count else attempt + 1
                 parts = where.numbers[where.bounds[done] : where.bounds[done + 1]]
-                path, _ = where.files[parts[min(part, len(parts) - 1)]]
+                own = losses[done] if part < 0 else where.files[parts[min(part, len(parts) - 1)]]
+                assert own is not None, "a mask that was read is a file"
+                path, _ = own
                 self._files.recover(path, error, byte, attempt)
 
     def _negative(

@@ -34,6 +34,7 @@ class TokenPlaces:
     begins: NDArray[np.int64] | None = None
     # what the node's fetcher reads instead of a file, by its number: nothing, by default
     fetched: Callable[[int], Source | None] = _nothing
+    loss: File | None = None  # the loss mask, which is on the shared filesystem, as a `.bin` is
 
     @property
     def are_fetched(self) -> bool:
