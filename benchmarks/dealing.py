@@ -155,7 +155,7 @@ def waits(run: Run) -> Table:
             deal = Deal(ranks * turns, ranks, 1)
             found = waits_of(opened, deal, model, len(opened))
             saved = 1 - (1 - found.in_order) / (1 - found.dealt)
-            apart = 1 - (1 - found.in_order_apart) / (1 - found.dealt_apart)
+            apart = 1 - (1 - found.in_order_by_micro_batch) / (1 - found.dealt_by_micro_batch)
             rows.append(
                 [
                     name,
@@ -164,7 +164,7 @@ def waits(run: Run) -> Table:
                     f"{ranks} x {turns}",
                     f"{found.in_order:.1%} to {found.dealt:.1%}",
                     f"{saved:.1%}",
-                    f"{found.in_order_apart:.1%} to {found.dealt_apart:.1%}",
+                    f"{found.in_order_by_micro_batch:.1%} to {found.dealt_by_micro_batch:.1%}",
                     f"{apart:.1%}",
                 ]
             )

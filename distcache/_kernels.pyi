@@ -249,6 +249,7 @@ def deal_steps(
     sections: list[Section | None],
     members: NDArray[np.int16],
     samples: NDArray[np.int64],
+    row_length: int,
     batch: int,
     ranks: int,
     micro_batch: int,

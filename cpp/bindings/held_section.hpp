@@ -38,8 +38,8 @@ struct HeldSection {
         if (type_code < 0 || type_code > 255 || token_size(type) == 0) {
             throw py::value_error("type_code must be that of an integer type");
         }
-        if (multiple < 1 || multiple > (std::int64_t{1} << 30)) {
-            throw py::value_error("multiple must be a number of tokens");
+        if (multiple < 1 || multiple >= (std::int64_t{1} << 31)) {
+            throw py::value_error("multiple must be from 1 to 2**31 - 1");
         }
         if (lengths.size() != offsets.size()) {
             throw py::value_error("lengths and offsets must have the same size");

@@ -1,12 +1,10 @@
 #include "distcache/ledger.hpp"
 
-#include <algorithm>
 #include <cstddef>
 #include <tuple>
 #include <vector>
 
 #include "distcache/deal.hpp"
-#include "distcache/require.hpp"
 #include "held_section.hpp"
 
 namespace distcache::bindings {
@@ -37,32 +35,21 @@ std::tuple<py::array, py::array, py::array, py::array> trace(const Sections& sec
 }
 
 void deal_steps_of(const Sections& sections, const py::array& members, const py::array& samples,
-                   std::int64_t batch, std::int64_t ranks, std::int64_t micro_batch,
-                   py::array places, py::array work) {
+                   std::int64_t row_length, std::int64_t batch, std::int64_t ranks,
+                   std::int64_t micro_batch, py::array places, py::array work) {
     const auto member_span = input<std::int16_t>(members, "members");
     const auto sample_span = input<std::int64_t>(samples, "samples");
     const auto place_span = output<std::uint32_t>(places, "places");
     const auto work_span = output<double>(work, "work", 2);
-    const py::ssize_t sums = work.shape(1);
-    const py::gil_scoped_release release;
-    Dealer dealer(batch, ranks, micro_batch);
-    const auto size = static_cast<std::size_t>(batch);
-    const std::size_t steps = sample_span.size() / size;
-    distcache::require(sample_span.size() == steps * size && member_span.size() == steps * size &&
-                           place_span.size() == steps * size && sums == 5 &&
-                           work_span.size() == steps * 5,
-                       "there must be whole steps, with a place for each sample");
-    std::vector<double> squares(size);
-    const auto pointers = pointers_of(sections);
-    for (std::size_t step = 0; step < steps; ++step) {
-        const std::size_t begin = step * size;
-        sum_squares(pointers, member_span.subspan(begin, size), sample_span.subspan(begin, size),
-                    squares);
-        const StepWork one = dealer.deal(squares, place_span.subspan(begin, size));
-        const double found[] = {one.total, one.most, one.dealt, one.most_apart, one.dealt_apart};
-        std::copy(std::begin(found), std::end(found),
-                  work_span.begin() + static_cast<long>(step) * 5);
+    static_assert(sizeof(StepWork) == 5 * sizeof(double));
+    if (work.shape(1) != 5) {
+        throw py::value_error("work must have five sums for each step");
     }
+    const std::span<StepWork> sums(reinterpret_cast<StepWork*>(work_span.data()),
+                                   work_span.size() / 5);
+    const py::gil_scoped_release release;
+    deal_steps(pointers_of(sections), member_span, sample_span, row_length,
+               Dealer(batch, ranks, micro_batch), place_span, sums);
 }
 
 py::array find_samples_of(const HeldSection& section, const py::array& wanted) {
@@ -191,11 +178,12 @@ IndexError
     If the arrays lead outside of one another.
 )doc");
     module.def("deal_steps", &deal_steps_of, py::arg("sections"), py::arg("members"),
-               py::arg("samples"), py::arg("batch"), py::arg("ranks"), py::arg("micro_batch"),
-               py::arg("places"), py::arg("work"), R"doc(
+               py::arg("samples"), py::arg("row_length"), py::arg("batch"), py::arg("ranks"),
+               py::arg("micro_batch"), py::arg("places"), py::arg("work"), R"doc(
 Deal the samples of steps to ranks and micro batches, so that these have equal work.
 
-The work of a sample is the sum of the squares of the inputs that it has of each document.
+The work of a sample is the sum of the squares of the inputs that it has of each document; padding
+belongs to the last.
 
 Parameters
 ----------
@@ -205,6 +193,8 @@ members : ndarray of int16, shape (samples,)
     Member of each sample of whole steps.
 samples : ndarray of int64, shape (samples,)
     Number of each sample in its section.
+row_length : int
+    Tokens of a sample.
 batch, ranks, micro_batch : int
     Samples of a step, ranks, and samples of a micro batch.
 places : ndarray of uint32, shape (samples,)

@@ -5,6 +5,9 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "distcache/ledger.hpp"
+#include "distcache/require.hpp"
+
 namespace distcache {
 
 Dealer::Dealer(std::int64_t batch, std::int64_t ranks, std::int64_t micro_batch)
@@ -49,7 +52,7 @@ double Dealer::heaviest_rank(std::span<const double> micro_batches) {
     return *std::max_element(loads_.begin(), loads_.end());
 }
 
-double Dealer::heaviest_apart(std::span<const double> micro_batches) const {
+double Dealer::heaviest_by_micro_batch(std::span<const double> micro_batches) const {
     double sum = 0;
     for (std::size_t i = 0; i < micro_batches.size(); i += ranks_) {
         const auto one = micro_batches.subspan(i, ranks_);
@@ -69,8 +72,8 @@ StepWork Dealer::deal(std::span<const double> work, std::span<std::uint32_t> pla
     for (std::size_t i = 0; i < batch_; ++i) {
         groups_[i / micro_batch_] += work[i];
     }
-    found.most = heaviest_rank(groups_);
-    found.most_apart = heaviest_apart(groups_);
+    found.in_order = heaviest_rank(groups_);
+    found.in_order_by_micro_batch = heaviest_by_micro_batch(groups_);
 
     level(work, groups, members_);
     groups_.assign(groups, 0);
@@ -83,12 +86,14 @@ StepWork Dealer::deal(std::span<const double> work, std::span<std::uint32_t> pla
         dealt_[i] = groups_[assigned_[i]];
     }
     found.dealt = heaviest_rank(dealt_);
-    found.dealt_apart = heaviest_apart(dealt_);
+    found.dealt_by_micro_batch = heaviest_by_micro_batch(dealt_);
 
-    const bool lighter = found.dealt < found.most || found.dealt_apart < found.most_apart;
-    if (!lighter || found.dealt > found.most || found.dealt_apart > found.most_apart) {
-        found.dealt = found.most;
-        found.dealt_apart = found.most_apart;
+    const bool lighter =
+        found.dealt < found.in_order || found.dealt_by_micro_batch < found.in_order_by_micro_batch;
+    if (!lighter || found.dealt > found.in_order ||
+        found.dealt_by_micro_batch > found.in_order_by_micro_batch) {
+        found.dealt = found.in_order;
+        found.dealt_by_micro_batch = found.in_order_by_micro_batch;
         std::iota(places.begin(), places.end(), 0U);
         return found;
     }
@@ -98,6 +103,22 @@ StepWork Dealer::deal(std::span<const double> work, std::span<std::uint32_t> pla
         }
     }
     return found;
+}
+
+void deal_steps(std::span<const Section* const> sections, std::span<const std::int16_t> members,
+                std::span<const std::int64_t> samples, std::int64_t row_length, Dealer dealer,
+                std::span<std::uint32_t> places, std::span<StepWork> work) {
+    const std::size_t batch = dealer.batch();
+    const std::size_t count = batch * work.size();
+    require(samples.size() == count && members.size() == count && places.size() == count,
+            "there must be whole steps, with a place for each sample");
+    std::vector<double> squares(batch);
+    for (std::size_t step = 0; step < work.size(); ++step) {
+        const std::size_t begin = step * batch;
+        sum_squares(sections, members.subspan(begin, batch), samples.subspan(begin, batch),
+                    row_length, squares);
+        work[step] = dealer.deal(squares, places.subspan(begin, batch));
+    }
 }
 
 }  // namespace distcache

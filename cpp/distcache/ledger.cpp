@@ -66,7 +66,7 @@ struct KeptParts {
     }
 
     void part(std::int64_t sequence, std::int64_t begin, std::int64_t end,
-              std::int64_t /*inputs*/) {
+              std::int64_t /*inputs_end*/) {
         found.sequences.push_back(narrow(sequence));
         found.begins.push_back(narrow(begin));
         found.ends.push_back(narrow(end));
@@ -77,20 +77,34 @@ struct KeptParts {
     }
 };
 
-// Sums up the squares of the parts of samples.
+// Sums up the squares of the parts of samples. What a sample has less than its length is padding,
+// which belongs to the last document, as in the bounds of documents.
 struct SummedSquares {
     std::span<double> squares;
+    std::int64_t row_length;
     double sum = 0;
+    std::int64_t last = 0, left = row_length;
 
     void part(std::int64_t /*sequence*/, std::int64_t begin, std::int64_t /*end*/,
-              std::int64_t inputs) {
-        const std::int64_t length = inputs - begin;  // below 2**31
-        sum += static_cast<double>(length * length);
+              std::int64_t inputs_end) {
+        if (begin < inputs_end) {  // not the extra token alone
+            add_last();
+            last = inputs_end - begin;
+            left -= last;
+        }
     }
 
     void sample(std::size_t k) {
+        last += std::max<std::int64_t>(left, 0);
+        add_last();
         squares[k] = sum;
         sum = 0;
+        left = row_length;
+    }
+
+    void add_last() {
+        sum += static_cast<double>(last * last);  // of less than 2**31 tokens
+        last = 0;
     }
 };
 
@@ -274,10 +288,13 @@ TracedParts trace_parts(std::span<const Section* const> sections,
 }
 
 void sum_squares(std::span<const Section* const> sections, std::span<const std::int16_t> members,
-                 std::span<const std::int64_t> samples, std::span<double> squares) {
+                 std::span<const std::int64_t> samples, std::int64_t row_length,
+                 std::span<double> squares) {
     require(members.size() == samples.size() && squares.size() == samples.size(),
             "there must be a member and a sum for each sample");
-    SummedSquares summed{squares};
+    require(row_length > 0 && row_length < (std::int64_t{1} << 31),
+            "samples of no sensible length");
+    SummedSquares summed{squares, row_length};
     Tracer(sections, members, samples, summed).trace();
 }
 

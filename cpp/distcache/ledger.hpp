@@ -25,10 +25,11 @@ TracedParts trace_parts(std::span<const Section* const> sections,
                         std::span<const std::int16_t> members,
                         std::span<const std::int64_t> samples);
 
-/// Sums up the squares of the inputs that samples have of each document: the work of attention that
-/// does not cross documents. Throws as `trace_parts`.
+/// Sums up the squares of the inputs that samples of a length have of each document, padding
+/// included: the work of attention that does not cross documents. Throws as `trace_parts`.
 void sum_squares(std::span<const Section* const> sections, std::span<const std::int16_t> members,
-                 std::span<const std::int64_t> samples, std::span<double> squares);
+                 std::span<const std::int64_t> samples, std::int64_t row_length,
+                 std::span<double> squares);
 
 /// Whether a bit is set.
 inline bool has_bit(std::span<const std::uint64_t> bits, std::int64_t i) {

@@ -75,6 +75,7 @@ void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& 
         const std::int64_t skipped = begin * token_size(section.type);
         require(before >= 0 && before <= std::numeric_limits<std::int64_t>::max() - skipped,
                 "an index of a corpus leads outside of its tokens");
+        // `fill_row` counts the extra token to the last part, also where padding takes its place.
         const std::int64_t missing = i == last ? section.extra_token - own_extra : 0;
         const std::int64_t padding = section.room_of(end - begin) - (end - begin) + missing;
         parts.push_back({before + skipped, end + extra - begin, padding});

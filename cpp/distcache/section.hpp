@@ -38,9 +38,9 @@ struct Section {
     /// then ends with the document: only a sample within a longer document has an extra token.
     std::int64_t multiple = 1;
 
-    /// The extra tokens of a sample that is of several entries of the document index, or of one.
-    [[nodiscard]] std::int64_t extra_of(bool is_of_several) const {
-        return multiple > 1 && is_of_several ? 0 : extra_token;
+    /// The extra tokens of a sample that ends with a document, or within one.
+    [[nodiscard]] std::int64_t extra_of(bool ends_document) const {
+        return multiple > 1 && ends_document ? 0 : extra_token;
     }
 
     /// The room of a document in a sample.

@@ -32,15 +32,15 @@ TEST_CASE("four samples go to two ranks in pairs of equal work") {
     const Dealt found = dealt({8, 5, 6, 1}, 2, 1);
     CHECK(found.places == std::vector<std::uint32_t>{0, 2, 3, 1});
     CHECK(found.work.total == 20);
-    CHECK(found.work.most == 14);
+    CHECK(found.work.in_order == 14);
     CHECK(found.work.dealt == 11);
-    CHECK(found.work.most_apart == 14);   // 8, then 6
-    CHECK(found.work.dealt_apart == 13);  // 8, then 5
+    CHECK(found.work.in_order_by_micro_batch == 14);  // 8, then 6
+    CHECK(found.work.dealt_by_micro_batch == 13);     // 8, then 5
 }
 
 TEST_CASE("micro batches of several samples are equal, too") {
     const Dealt found = dealt({9, 8, 1, 2}, 2, 2);
-    CHECK(found.work.most == 17);
+    CHECK(found.work.in_order == 17);
     CHECK(found.work.dealt == 10);
 }
 
@@ -66,8 +66,8 @@ TEST_CASE("random steps have the same samples, and are never heavier") {
             loads[rank] += work[found.places[i]];
         }
         CHECK(*std::max_element(loads.begin(), loads.end()) == found.work.dealt);
-        CHECK(found.work.dealt <= found.work.most);
-        CHECK(found.work.dealt_apart <= found.work.most_apart);
+        CHECK(found.work.dealt <= found.work.in_order);
+        CHECK(found.work.dealt_by_micro_batch <= found.work.in_order_by_micro_batch);
         std::sort(found.places.begin(), found.places.end());
         std::vector<std::uint32_t> all(work.size());
         std::iota(all.begin(), all.end(), 0U);

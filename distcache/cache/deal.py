@@ -7,9 +7,10 @@ samples within steps: each step keeps its samples, and each rank gets an equal p
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Self
 
 import msgspec
@@ -21,9 +22,12 @@ from distcache.corpus.source_rows import grouped
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.kernels import Section, deal_steps
 
-TEXT: Final = re.compile(r"(\d{1,9})x(\d{1,9})x(\d{1,9})(?:@(\d{1,18}))?")
+TEXT: Final = re.compile(r"(\d{1,9})x(\d{1,9})x(\d{1,9})(?:@(\d{1,18}))?", re.ASCII)
 CHUNK_SAMPLES: Final = 1 << 20  # samples that are dealt at a time, in whole steps
-KEPT_STEPS: Final = 8  # of which a loader reads at the same time
+KEPT_STEPS: Final = 8  # steps whose deal a reader keeps
+# Sums of squares of a step: of all samples; of the heaviest rank; and of the heaviest rank of each
+# micro batch, added up: with the samples in order, and dealt.
+WORK: Final = ("total", "in_order", "dealt", "in_order_by_micro_batch", "dealt_by_micro_batch")
 
 
 class Deal(msgspec.Struct, frozen=True):
@@ -34,14 +38,23 @@ class Deal(msgspec.Struct, frozen=True):
     micro_batch: int  # samples of a micro batch
     begin: int = 0  # sample at which the first step begins; samples before it keep their order
 
+    def __post_init__(self) -> None:
+        if min(self.batch, self.ranks, self.micro_batch, self.begin + 1) < 1 or self.batch % (
+            self.ranks * self.micro_batch
+        ):
+            raise ConfigError(
+                f"deal {self}: a step of {self.batch} samples does not have whole micro batches of "
+                f"{self.micro_batch} for {self.ranks} ranks"
+            )
+
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the deal that a text says.
+        """Parse a deal.
 
         Raises
         ------
         ConfigError
-            If it is none, or a batch does not have whole micro batches of all ranks.
+            If the text is no deal, or a batch does not have whole micro batches of all ranks.
         """
         found = TEXT.fullmatch(text)
         if found is None:
@@ -51,20 +64,22 @@ class Deal(msgspec.Struct, frozen=True):
                 "begins at another sample than 0"
             )
         batch, ranks, micro_batch = (int(number) for number in found.groups()[:3])
-        if not batch or not ranks or not micro_batch or batch % (ranks * micro_batch):
-            raise ConfigError(
-                f"deal {text}: a step of {batch} samples does not have whole micro batches of "
-                f"{micro_batch} for {ranks} ranks"
-            )
         return cls(batch, ranks, micro_batch, int(found[4] or 0))
 
     def __str__(self) -> str:
         later = f"@{self.begin}" if self.begin else ""
         return f"{self.batch}x{self.ranks}x{self.micro_batch}{later}"
 
-    def cuts(self, samples: int) -> bool:
+    def is_within_step(self, consumed: int) -> bool:
         """Return whether training that has consumed so many samples is within a step."""
-        return samples > self.begin and (samples - self.begin) % self.batch != 0
+        return consumed > self.begin and (consumed - self.begin) % self.batch != 0
+
+    def is_for(self, micro_batch: int, ranks: int) -> bool:
+        """Return whether ranks that take such micro batches have equal work.
+
+        Micro batches must be those of the deal; of fewer ranks, each has the samples of several.
+        """
+        return micro_batch == self.micro_batch and self.ranks % ranks == 0
 
 
 class DealtSplit:
@@ -97,7 +112,7 @@ class DealtSplit:
                 f"{split.cache.path} has {max(split.size - deal.begin, 0)}"
             )
         continued = split.cache.identity.get("continue") if split.split == "train" else None
-        if continued is not None and deal.cuts(continued["samples"]):
+        if continued is not None and deal.is_within_step(continued["samples"]):
             first = continued["samples"]
             raise ConfigError(
                 f"deal {deal}: {split.cache.path} continues another cache at sample {first}, which "
@@ -108,8 +123,15 @@ class DealtSplit:
         self._split = split
         self._section = section
         self._sections: list[Section | None] = [None] * len(split.pairs)
-        self._kept: dict[int, NDArray[np.int64]] = {}
-        self._lock = threading.Lock()  # a section is for one thread at a time
+        self._dealt: Callable[[int], NDArray[np.int64]]
+        self._dealt = functools.lru_cache(KEPT_STEPS)(self._deal_one)
+        self._lock = threading.Lock()  # several threads may read a dataset
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Yield the first step of each chunk of all steps, and the one after its last."""
+        each = max(CHUNK_SAMPLES // self.deal.batch, 1)
+        for first in range(0, self.steps, each):
+            yield first, min(first + each, self.steps)
 
     def deal_steps(self, first: int, last: int) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
         """Deal steps [first, last).
@@ -119,7 +141,7 @@ class DealtSplit:
         within : ndarray of uint32, shape (steps, batch)
             Sample of its step that each place gets.
         work : ndarray of float64, shape (steps, 5)
-            Sums of squares, as `distcache.kernels.deal_steps` has them.
+            Sums of squares, in the order of `WORK`.
 
         Raises
         ------
@@ -129,7 +151,7 @@ class DealtSplit:
         batch, begin = self.deal.batch, self.deal.begin
         members, samples = self._split.between(begin + first * batch, begin + last * batch)
         within = np.empty((last - first) * batch, np.uint32)
-        work = np.empty((last - first, 5))
+        work = np.empty((last - first, len(WORK)))
         with self._lock:
             for member in np.unique(members).tolist():
                 self._split.pair(member)  # which exists
@@ -140,6 +162,7 @@ class DealtSplit:
                     self._sections,
                     members,
                     samples,
+                    self._split.cache.sequence_length,
                     batch,
                     self.deal.ranks,
                     self.deal.micro_batch,
@@ -173,12 +196,7 @@ class DealtSplit:
             found[here] += of_step(step)[within[here]] - within[here]
         return found
 
-    def _dealt(self, step: int) -> NDArray[np.int64]:
+    def _deal_one(self, step: int) -> NDArray[np.int64]:
         """Return which sample of a step each place gets."""
-        found = self._kept.get(step)
-        if found is None:
-            found = self.deal_steps(step, step + 1)[0][0].astype(np.int64)
-            if len(self._kept) >= KEPT_STEPS:
-                self._kept = {}
-            self._kept[step] = found
-        return found
+        within, _ = self.deal_steps(step, step + 1)
+        return np.asarray(within[0], np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.contents import Cache
+from distcache.cache.contents import Cache, Contents
 from distcache.corpus import Idx, open_idx
 from distcache.errors import CorpusError
 from distcache.kernels import Section
@@ -77,6 +77,6 @@ def map_section(
     )
 
 
-def multiple_of(cache: Cache) -> int:
+def multiple_of(cache: Contents) -> int:
     """Return the tokens to whose multiples each document of a sample is padded; 1 for none."""
     return int(cache.identity.get("packing", {}).get("multiple", 1))

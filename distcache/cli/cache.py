@@ -31,6 +31,7 @@ from distcache.cache.deal import Deal
 from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
 from distcache.cli.common import (
+    DealOption,
     FimOption,
     JsonOption,
     LogOption,
@@ -47,9 +48,11 @@ from distcache.corpus.receipt import find_receipt
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NotReady
 from distcache.extras import needing
 from distcache.megatron.command_line import is_command, require_command
+from distcache.megatron.dealt_export import deal_problems
 from distcache.megatron.export import export, settings_text
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
+from distcache.megatron.run_options import run_of_command
 from distcache.plan.config import Config, canonical_json, key_of
 from distcache.plan.epochs import EpochSizes, in_numbers
 from distcache.plan.identity import identity_of
@@ -379,14 +382,7 @@ def export_command(
     tokenizer: TokenizerOption = None,
     megatron: MegatronOption = None,
     fim_data: FimOption = None,
-    deal: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BATCHxRANKSxMICRO",
-            help="Deal the samples of each step of training to ranks, for equal work: samples of a "
-            "step, data-parallel ranks, samples of a micro batch.",
-        ),
-    ] = None,
+    deal: DealOption = None,
     threads: Annotated[
         int, typer.Option("--parallel", min=1, help="Arrays written at a time.")
     ] = 4,
@@ -409,7 +405,7 @@ def export_command(
 
         distcache export CACHE -o DIR --deal 1024x64x1
     """
-    shape = None if deal is None else Deal.parse(deal)
+    dealt = None if deal is None else Deal.parse(deal)
     rename = prefix_renamer(moves_from(prefix or [], os.environ))
     naming = naming_from(tokenizer, megatron, fim_data=fim_data)
     opened = open_cache(cache)
@@ -418,10 +414,14 @@ def export_command(
             raise ConfigError("--megatron automodel: a training command is read of Megatron only")
         require_command(context.args)
         naming = _as_trained(opened, context.args, rename, naming)
+        if dealt is not None:
+            options = run_of_command(context.args, opened.sequence_length)
+            if problems := deal_problems(dealt, options):
+                raise ConfigError(*problems)
     with make_progress(log_format) as progress:
         progress.phase("writing arrays", 1)
         done = export(
-            opened, Path(to), rename, naming, threads, deal=shape, advance=progress.advance
+            opened, Path(to), rename, naming, threads, deal=dealt, advance=progress.advance
         )
     if as_json:
         print_json(done)

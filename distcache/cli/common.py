@@ -56,6 +56,14 @@ def complete_corpora(incomplete: str) -> list[str]:
     return found
 
 
+DealOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BATCHxRANKSxMICRO",
+        help="Deal of each step of training to ranks, for equal work: samples of a step, "
+        "data-parallel ranks, samples of a micro batch.",
+    ),
+]
 CorpusArgument = Annotated[
     str,
     typer.Argument(

@@ -31,12 +31,12 @@ from distcache.corpus.repair import is_repairable
 from distcache.corpus.sampled_tokens import negative_token
 from distcache.edit.copy_corpora import copy_corpora, repair
 from distcache.edit.mask import write_mask
-from distcache.edit.padded_source import MAX_MULTIPLE
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.extras import needing
 from distcache.ingest.objects import ObjectWork
+from distcache.plan.config import MAX_MULTIPLE
 from distcache.ranks.agreement import on_rank_0, spread
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.connect import connect
@@ -183,7 +183,7 @@ def materialize_command(
         typer.Argument(
             callback=path_only,
             autocompletion=complete_corpora,
-            help="A view, or a corpus of MDS shards: its path.",
+            help="Path of a corpus, a view or MDS shards.",
         ),
     ],
     out: OutOption,
@@ -193,7 +193,7 @@ def materialize_command(
             min=1,
             max=MAX_MULTIPLE,
             metavar="N",
-            help="Fill each document up to a multiple of N tokens, for context parallelism.",
+            help="Pad each sequence to a multiple of N tokens, for context parallelism.",
         ),
     ] = 1,
     eod: Annotated[
@@ -201,8 +201,7 @@ def materialize_command(
         typer.Option(
             min=0,
             metavar="TOKEN",
-            help="Token that --multiple-of fills up with; by default the receipt's "
-            "end-of-document token.",
+            help="Token of the padding; by default the receipt's end-of-document token.",
         ),
     ] = None,
     log_format: LogOption = "auto",
@@ -221,7 +220,7 @@ def materialize_command(
         distcache materialize corpora/web -o corpora/web-16 --multiple-of 16
     """
     if eod is not None and multiple_of == 1:
-        raise ConfigError(f"--eod {eod}: is of --multiple-of, which fills documents up with it")
+        raise ConfigError("--eod needs --multiple-of N")
 
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
         return copy_corpora(

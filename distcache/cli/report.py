@@ -13,6 +13,7 @@ from distcache.cache.corpus_places import moves_from
 from distcache.cache.deal import Deal
 from distcache.cli.cache import TracedArgument
 from distcache.cli.common import (
+    DealOption,
     JsonOption,
     LogOption,
     PrefixOption,
@@ -53,22 +54,15 @@ def report_command(
     global_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples of a step, to compare steps.")
     ] = None,
-    deal: Annotated[
+    deal: DealOption = None,
+    model: Annotated[
         str | None,
         typer.Option(
-            metavar="BATCHxRANKSxMICRO",
-            help="Say how long ranks wait for the one with the longest documents: samples of a "
-            "step, data-parallel ranks, samples of a micro batch.",
+            metavar="SIZE",
+            help="Size of the model, with --deal: 1B, 8B (the default), 70B, 405B or 30B-A3B; or "
+            "the length in tokens at which attention costs as much as everything else.",
         ),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE",
-            help="Size of the model, with --deal: 1B, 8B, 70B, 405B or 30B-A3B; or the length in "
-            "tokens at which attention costs as much as everything else.",
-        ),
-    ] = "8B",
     out: Annotated[
         str | None,
         typer.Option("--out", "-o", metavar="FILE.html", callback=path_only, help="Write a page."),
@@ -92,9 +86,9 @@ def report_command(
 
         distcache report pretrain.h5 --deal 1024x64x1 --model 8B
     """
-    shape = None if deal is None else Deal.parse(deal)
-    if shape is None and model != "8B":
-        raise ConfigError(f"--model {model}: is of --deal, which says the ranks of a step")
+    dealt = None if deal is None else Deal.parse(deal)
+    if dealt is None and model is not None:
+        raise ConfigError("--model needs --deal BATCHxRANKSxMICRO")
     if context.args and not log:
         raise ConfigError(f"unknown option or word: {' '.join(context.args)}")
     prefixes = dict(moves_from(prefix or [], os.environ))
@@ -111,8 +105,8 @@ def report_command(
             samples=samples,
             window=size,
             batch=global_batch_size,
-            deal=shape,
-            model=model,
+            deal=dealt,
+            model=model or "8B",
             threads=threads or threads_of(usable_cores(), 1),
             advance=progress.advance,
         )
@@ -190,9 +184,9 @@ def _show(report: Report, out: str | None) -> None:
     )
     if (waits := report.waits) is not None:
         typer.echo(
-            f"ranks wait {waits.in_order:.1%} of a step, and a deal leaves {waits.dealt:.1%}; in "
-            f"each micro batch {waits.in_order_apart:.1%} and {waits.dealt_apart:.1%} (computing "
-            f"alone, of a model of {waits.model}, with masks between documents)"
+            f"ranks wait {waits.in_order:.1%} of a step, {waits.dealt:.1%} with a deal; "
+            f"{waits.in_order_by_micro_batch:.1%} and {waits.dealt_by_micro_batch:.1%} if they "
+            "meet in each micro batch"
         )
     for warning in report.warnings:
         typer.echo(f"{warning.kind}: {warning.message}")

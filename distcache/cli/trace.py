@@ -18,7 +18,7 @@ from distcache.cache.corpus_places import moves_from
 from distcache.cache.deal import Deal
 from distcache.cache.split_members import dataset_count
 from distcache.cli.cache import TracedArgument
-from distcache.cli.common import JsonOption, LogOption, PrefixOption
+from distcache.cli.common import DealOption, JsonOption, LogOption, PrefixOption
 from distcache.cli.consumed import TrainingLogOption, consumed_of
 from distcache.cli.show import make_progress, note_document, print_json, print_records
 from distcache.errors import ConfigError
@@ -99,12 +99,7 @@ def trace_command(
         int,
         typer.Option(min=0, help="Samples that the run consumed before the first of this cache."),
     ] = 0,
-    deal: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BATCHxRANKSxMICRO", help="Deal by which ranks got the samples of each step."
-        ),
-    ] = None,
+    deal: DealOption = None,
     text: Annotated[int, typer.Option(min=0, help="Show the text of so many samples.")] = 0,
     tokenizer: Annotated[
         str | None,
@@ -154,10 +149,12 @@ def trace_command(
     opened = trace(cache, whole, dataset=dataset, prefixes=prefixes)
     last = None if steps is None else _range("--steps", steps)[1]
     consumed = consumed_of(context, log, opened, last=last, begin_at=begin_at)
-    shape = None if deal is None else Deal.parse(deal)
-    if shape is not None and (consumed is None or opened.split != "train"):
-        raise ConfigError("--deal: says who got the samples of training's steps: give --log FILE")
-    runs, notes = _runs(opened, consumed, last, begin_at, shape)
+    dealt = None if deal is None else Deal.parse(deal)
+    if dealt is not None and (consumed is None or opened.split != "train"):
+        raise ConfigError(
+            "--deal needs the steps of training: give --log FILE, or --global-batch-size"
+        )
+    runs, notes = _runs(opened, consumed, last, begin_at, dealt)
     wanted: list[Wanted] = []
     if find:
         places = [opened] if split else list(_all_splits(cache, opened, prefixes))

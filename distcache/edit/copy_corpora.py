@@ -38,7 +38,14 @@ from distcache.corpus.receipt import (
 )
 from distcache.corpus.repair import open_damaged
 from distcache.corpus.view_bytes import token_pieces
-from distcache.edit.padded_source import PaddedSource, Padding, eod_of, padded_pieces, padded_source
+from distcache.edit.padded_source import (
+    PaddedSource,
+    Padding,
+    eod_of,
+    fill_up,
+    padded_pieces,
+    padded_source,
+)
 from distcache.errors import ConfigError
 from distcache.ingest.output import Links, Output
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
@@ -446,13 +453,10 @@ def _losses(source: CopySource, first: int, last: int) -> NDArray[np.uint8]:
             own = loss_of(descriptor, unpadded.idx, first, last)
     else:
         own = np.ones(int(lengths.sum()), np.uint8)
-    if unpadded is source:
+    if not isinstance(source, PaddedSource):
         return own
-    rooms = np.asarray(source.lengths[first:last], np.int64)
-    found = np.zeros(int(rooms.sum()), np.uint8)
-    shifts = np.cumsum(rooms) - rooms - (np.cumsum(lengths) - lengths)
-    found[np.repeat(shifts, lengths) + np.arange(len(own))] = own
-    return found
+    without_loss = Padding(source.multiple_of, 0)
+    return fill_up(own, lengths, without_loss)
 
 
 def _pieces(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,15 +20,15 @@ from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.corpus.view_bytes import token_pieces
 from distcache.errors import ConfigError
+from distcache.plan.config import MAX_MULTIPLE
 from distcache.storage.threads import decodable
 
 BLOCK_SEQUENCES: Final = 1 << 18  # at a time
-MAX_MULTIPLE: Final = 1 << 20
 
 
 @decodable
 class Padding(msgspec.Struct, frozen=True):
-    """How sequences are filled up: options of a receipt."""
+    """How sequences are filled up; options of a receipt."""
 
     multiple_of: Annotated[int, msgspec.Meta(ge=1, le=MAX_MULTIPLE)] = 1  # tokens
     eod: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0  # token behind them
@@ -39,6 +39,7 @@ class PaddedSource(CopySource):
     """A corpus with its padding: lengths and bytes are those of the result."""
 
     unpadded: CopySource
+    multiple_of: int  # tokens
     eod: int  # token of the padding
 
 
@@ -68,6 +69,7 @@ def padded_source(source: CopySource, padding: Padding) -> PaddedSource:
         idx=source.idx,
         has_loss=source.has_loss,
         unpadded=source,
+        multiple_of=multiple,
         eod=eod,
     )
 
@@ -88,50 +90,97 @@ def eod_of(given: int | None, tokenizer: TokenizerFacts | None, prefix: str) -> 
     return known
 
 
+def fill_up(values: NDArray[Any], lengths: NDArray[Any], padding: Padding) -> NDArray[Any]:
+    """Return the tokens of sequences with their padding.
+
+    Parameters
+    ----------
+    values : ndarray, shape (tokens,)
+        Tokens of sequences, one after another.
+    lengths : ndarray of int, shape (sequences,)
+        Tokens of each.
+    padding : Padding
+        How they are filled up.
+    """
+    sizes = np.asarray(lengths, np.int64)
+    rooms = sizes + -sizes % padding.multiple_of
+    found = np.full(int(rooms.sum()), np.array(padding.eod).astype(values.dtype))
+    shifts = np.cumsum(rooms) - rooms - (np.cumsum(sizes) - sizes)
+    found[np.repeat(shifts, sizes) + np.arange(len(values))] = values
+    return found
+
+
 def padded_pieces(
     source: PaddedSource, low: int, high: int, room: NDArray[np.uint8]
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield bytes [low, high) of a padded corpus; arguments and errors as of `token_pieces`."""
+    """Yield bytes [low, high) of a padded corpus; arguments and errors as of `token_pieces`.
+
+    The sequences are read once, from first to last; a long one comes in several pieces.
+    """
     kind = ITEM_TYPES[source.type_code]
-    begin, end, most = low // kind.itemsize, high // kind.itemsize, len(room) // kind.itemsize
+    begin, end = low // kind.itemsize, high // kind.itemsize
+    stream: _Stream | None = None
+    for run in _runs(source, begin, end, max(len(room) // kind.itemsize, 1)):
+        found = np.full(run.size, source.eod, kind)
+        count = int(run.counts.sum())
+        if count:
+            first = run.true_begin * kind.itemsize
+            rest = source.unpadded.nbytes
+            stream = stream or _Stream(token_pieces(source.unpadded, first, rest, room))
+            before = np.cumsum(run.counts) - run.counts
+            tokens = stream.take(count * kind.itemsize).view(kind)
+            found[np.repeat(run.places - before, run.counts) + np.arange(count)] = tokens
+        yield found.view(np.uint8)
+
+
+class _Run(NamedTuple):
+    """Successive tokens of a padded corpus."""
+
+    size: int  # tokens, padding included
+    true_begin: int  # its first token in the corpus without padding
+    # of each sequence: tokens that are in the run, and the place of the first
+    counts: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+
+def _runs(source: PaddedSource, begin: int, end: int, most: int) -> Iterator[_Run]:
+    """Yield runs of at most so many tokens that cover tokens [begin, end)."""
     before = true_before = 0  # tokens of the sequences before a block, with and without padding
     for first in range(0, len(source.lengths), BLOCK_SEQUENCES):
         some = slice(first, first + BLOCK_SEQUENCES)
         rooms = source.lengths[some].astype(np.int64)
         lengths = np.asarray(source.unpadded.lengths[some], np.int64)
-        starts = before + np.cumsum(rooms) - rooms
-        true_starts = true_before + np.cumsum(lengths) - lengths
-        before, true_before = before + int(rooms.sum()), true_before + int(lengths.sum())
-        last = min(before, end)
-        for at in range(max(int(starts[0]), begin), last, most):
-            stop = min(at + most, last)
-            own = np.flatnonzero((starts < stop) & (starts + rooms > at))
+        ends, true_ends = before + np.cumsum(rooms), true_before + np.cumsum(lengths)
+        starts, true_starts = ends - rooms, true_ends - lengths
+        for at in range(max(before, begin), min(int(ends[-1]), end), most):
+            stop = min(at + most, int(ends[-1]), end)
+            own = slice(
+                int(np.searchsorted(ends, at, "right")), int(np.searchsorted(starts, stop, "left"))
+            )
             lows = np.clip(at - starts[own], 0, lengths[own])
             counts = np.clip(stop - starts[own], 0, lengths[own]) - lows
-            yield _filled(
-                source, true_starts[own] + lows, counts, starts[own] + lows - at, stop - at
-            )
+            true_begin = int(true_starts[own][0] + lows[0])
+            yield _Run(stop - at, true_begin, counts, starts[own] + lows - at)
+        before, true_before = int(ends[-1]), int(true_ends[-1])
+        if before >= end:
+            return
 
 
-def _filled(
-    source: PaddedSource,
-    begins: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    places: NDArray[np.int64],
-    size: int,
-) -> NDArray[np.uint8]:
-    """Return tokens of successive sequences at their places, and padding between them."""
-    kind = ITEM_TYPES[source.type_code]
-    found = np.full(size, source.eod, kind)
-    count = int(counts.sum())
-    if count:
-        first = int(begins[counts > 0][0])
-        tokens, taken = np.empty(count * kind.itemsize, np.uint8), 0
-        room = np.empty(min(len(tokens), 16 << 20), np.uint8)
-        low = first * kind.itemsize
-        for piece in token_pieces(source.unpadded, low, low + len(tokens), room):
-            tokens[taken : taken + len(piece)] = piece
-            taken += len(piece)
-        before = np.cumsum(counts) - counts
-        found[np.repeat(places - before, counts) + np.arange(count)] = tokens.view(kind)
-    return found.view(np.uint8)
+class _Stream:
+    """Bytes that come in pieces, taken in other pieces."""
+
+    def __init__(self, pieces: Iterator[NDArray[np.uint8]]) -> None:
+        self._pieces = pieces
+        self._left = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """Return the next bytes."""
+        found, taken = np.empty(size, np.uint8), 0
+        while taken < size:
+            if not len(self._left):
+                self._left = next(self._pieces)
+            own = self._left[: size - taken]
+            found[taken : taken + len(own)] = own
+            self._left = self._left[len(own) :]
+            taken += len(own)
+        return found

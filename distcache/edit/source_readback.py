@@ -15,7 +15,7 @@ from distcache.corpus.ancestry import documents_of, find_sorted, root_of_view
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import VIEWS, InputReceipt, PieceReceipt, Receipt, find_receipt
 from distcache.corpus.view_bytes import open_tokens
-from distcache.edit.padded_source import Padding
+from distcache.edit.padded_source import Padding, fill_up
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.ingest.document_buffer import DocumentBuffer, Memory, PieceFacts
 from distcache.ingest.ingest_work import Reader
@@ -261,12 +261,7 @@ class _Corpora:
 
     def _padded(self, document: Document) -> Document:
         lengths = document.lengths + -document.lengths % np.int32(self._padding.multiple_of)
-        eod = np.array(self._padding.eod).astype(document.tokens.dtype)
-        tokens = np.full(int(lengths.sum(dtype=np.int64)), eod)
-        rooms, sizes = lengths.astype(np.int64), document.lengths.astype(np.int64)
-        shifts = np.repeat(np.cumsum(rooms) - rooms - (np.cumsum(sizes) - sizes), sizes)
-        tokens[shifts + np.arange(len(document.tokens))] = document.tokens
-        return Document(tokens, lengths)
+        return Document(fill_up(document.tokens, document.lengths, self._padding), lengths)
 
     def read(self, sample: Sample) -> dict[int, Document]:
         """Return documents by their number in the corpus."""

@@ -60,7 +60,7 @@ def make_report(
     batch : int or None
         Samples of a step; by default those of `deal`.
     deal : Deal or None
-        Shape of steps, for how long ranks wait for the heaviest.
+        Deal of steps, for how long ranks wait for the heaviest.
     model : str
         Size of the model, as `distcache.ledger.waits.balance_of` takes it.
     threads : int
@@ -83,7 +83,10 @@ def make_report(
     """
     split = trace
     total = _total(split, samples)
-    batch = deal.batch if batch is None and deal is not None else batch
+    if deal is not None:
+        if batch not in (None, deal.batch):
+            raise ConfigError(f"steps of {batch} samples, and a deal {deal}: give one batch size")
+        batch = deal.batch
     waits = None if deal is None else waits_of(trace, deal, model, total)
     window = _window(total, window, batch)
     counts, succession = _count(split, total, window)

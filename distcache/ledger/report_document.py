@@ -80,13 +80,13 @@ class WaitsReport(msgspec.Struct, frozen=True, kw_only=True):
     deal: str  # samples of a step, ranks, and samples of a micro batch
     model: str  # size of the model, as it was given
     balance: int  # tokens of a document for which attention costs as much as everything else
-    steps: int  # steps that were looked at
+    steps: int  # steps that were sampled
     # where ranks meet at the end of a step: with the samples in order, and dealt
     in_order: float
     dealt: float
     # the same where ranks meet in each micro batch, as with FSDP or experts over data ranks
-    in_order_apart: float
-    dealt_apart: float
+    in_order_by_micro_batch: float
+    dealt_by_micro_batch: float
 
 
 class OrderReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -142,10 +142,13 @@ def _summary(report: Report) -> str:
     of = f" of {report.of_samples:,}" if report.samples < report.of_samples else ""
     phases = f", {report.phases} phases" if report.phases > 1 else ""
     padding = f", {report.padding:.2%} padding" if report.padding else ""
+    waits = ""
+    if (own := report.waits) is not None:
+        waits = f"; ranks wait {own.in_order:.1%} of a step, {own.dealt:.1%} with a deal"
     return (
         f"{report.samples:,}{of} samples of {report.sequence_length:,} tokens, "
         f"{_count(tokens)} tokens{padding}; {counted(len(report.corpora), 'corpus', 'corpora')}, "
-        f"order {report.order}{phases}; key {report.key[:16]}"
+        f"order {report.order}{phases}{waits}; key {report.key[:16]}"
     )
 
 

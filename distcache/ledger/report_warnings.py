@@ -37,8 +37,7 @@ def warnings_of(report: Report) -> Iterator[ReportWarning]:
     if waits is not None and waits.in_order - waits.dealt > WORTH_DEALING:
         yield ReportWarning(
             "unequal ranks",
-            f"ranks wait {waits.in_order:.1%} of a step for the one with the longest documents, "
-            f"and a deal leaves {waits.dealt:.1%}: see --deal of `distcache export`",
+            "ranks wait for the one with the longest documents: see --deal of `distcache export`",
         )
     if (report.padding or 0) > MUCH_PADDING:
         yield ReportWarning(

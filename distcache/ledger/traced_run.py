@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -65,22 +66,36 @@ class TracedRun:
         self._dealt: DealtSplit | None = None
 
     def deal(self, deal: Deal) -> None:
-        """Take it that the samples of the steps were dealt.
+        """Set the deal of the steps. Sizes that the run does not say are those of the deal.
 
         Raises
         ------
         ConfigError
-            If a step is none of the deal, so that it was not.
+            If a step, or the ranks of the run, are none of the deal.
         """
         assert self.steps is not None, "there are steps"
         known = self.steps.take((self.steps.numbers > 0) & (self.steps.ends > deal.begin))
         other = (known.ends - known.begins != deal.batch) | (
             (known.begins - deal.begin) % deal.batch != 0
         )
-        if self.sampling.kind != "single" or other.any():
-            which = known.numbers[other][:1].tolist()
-            of = f"step {which[0]} is none of it" if which else "samples were not taken in order"
-            raise ConfigError(f"--deal {deal}: {of}: the run was not dealt so")
+        if self.sampling.kind != "single":
+            raise ConfigError(f"--deal {deal}: the run did not take its samples in order")
+        if other.any():
+            step = known.take(np.flatnonzero(other)[:1])
+            raise ConfigError(
+                f"--deal {deal}: step {step.numbers[0]} has samples {step.begins[0]} to "
+                f"{step.ends[0] - 1}, which are no step of the deal"
+            )
+        micro_batch = self.sampling.micro_batch_size or deal.micro_batch
+        ranks = self.sampling.data_parallel_size or deal.ranks
+        if not deal.is_for(micro_batch, ranks):
+            raise ConfigError(
+                f"--deal {deal}: the run has micro batches of {micro_batch} on {ranks} ranks; give "
+                "the deal of the run, and logs of jobs with another deal apart"
+            )
+        self.sampling = msgspec.structs.replace(
+            self.sampling, micro_batch_size=micro_batch, data_parallel_size=ranks
+        )
         self._dealt = DealtSplit(self.trace, deal, self.trace.section)
 
     def of_steps(self, steps: Steps) -> Iterator[StepSamples]:

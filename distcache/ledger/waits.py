@@ -12,15 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from distcache.cache.deal import Deal, DealtSplit
+from distcache.cache.deal import WORK, Deal, DealtSplit
 from distcache.errors import ConfigError
 from distcache.ledger.report_document import WaitsReport
 from distcache.ledger.trace import Trace
 
 # Balances of models of the Llama 3 family, and of Qwen3 30B-A3B, by arithmetic.
 BALANCES: Final = {"1B": 38_000, "8B": 57_000, "70B": 106_000, "405B": 196_000, "30B-A3B": 16_700}
-MAX_PIECES: Final = 64  # stretches of steps that are looked at
-PIECE_SAMPLES: Final = 1 << 16
+MAX_PIECES: Final = 64  # stretches of steps that are sampled
+PIECE_SAMPLES: Final = 1 << 16  # samples of a stretch
 
 
 def balance_of(model: str) -> int:
@@ -33,7 +33,7 @@ def balance_of(model: str) -> int:
     """
     if model in BALANCES:
         return BALANCES[model]
-    if model.isdecimal() and 0 < int(model) < 1 << 40:
+    if model.isascii() and model.isdecimal() and 0 < int(model) < 1 << 40:
         return int(model)
     raise ConfigError(
         f"--model {model}: expected {', '.join(BALANCES)}, or the length in tokens at which "
@@ -61,15 +61,7 @@ def waits_of(trace: Trace, deal: Deal, model: str, total: int) -> WaitsReport:
     firsts = np.linspace(0, max(steps - each, 0), pieces).astype(int).tolist()
     work = np.concatenate([dealt.deal_steps(i, min(i + each, steps))[1] for i in firsts])
     alike = balance * trace.cache.sequence_length * deal.batch / deal.ranks
-    mean = (work[:, 0] / deal.ranks + alike).sum()
-    waits = [float(1 - mean / (work[:, column] + alike).sum()) for column in range(1, 5)]
-    return WaitsReport(
-        deal=str(deal),
-        model=model,
-        balance=balance,
-        steps=len(work),
-        in_order=max(waits[0], 0.0),
-        dealt=max(waits[1], 0.0),
-        in_order_apart=max(waits[2], 0.0),
-        dealt_apart=max(waits[3], 0.0),
-    )
+    mean = (work[:, WORK.index("total")] / deal.ranks + alike).sum()
+    heaviest = {name: (work[:, WORK.index(name)] + alike).sum() for name in WORK[1:]}
+    waits = {name: max(float(1 - mean / most), 0.0) for name, most in heaviest.items()}
+    return WaitsReport(deal=str(deal), model=model, balance=balance, steps=len(work), **waits)

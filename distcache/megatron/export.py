@@ -21,11 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.cache.contents import ArrayView, Cache, Contents
-from distcache.cache.corpus_places import corpus_places
-from distcache.cache.deal import CHUNK_SAMPLES, Deal, DealtSplit
+from distcache.cache.deal import Deal
 from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
-from distcache.cache.mapped_section import map_section, open_own_idx
-from distcache.cache.split_members import SplitMembers
+from distcache.cache.mapped_section import multiple_of
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.megatron.arguments import (
     IN_THE_PLACE,
@@ -39,6 +37,7 @@ from distcache.megatron.automodel import (
     automodel_refusals,
     recipe_fields,
 )
+from distcache.megatron.dealt_export import DealtOrder, dealt_order, needs_of
 from distcache.megatron.names import NamedArrays, Naming, Rename, megatron_files
 from distcache.plan.config import SPLITS
 from distcache.storage.files import (
@@ -62,7 +61,7 @@ from distcache.storage.watchdog import tick
 
 PIECE_BYTES: Final = 8 << 20  # bytes that are written at a time
 RECORD: Final = "distcache.json"
-OWN: Final = ("key", "automodel", "deal")  # fields that exports into one directory share
+SHARED_FIELDS: Final = ("key", "automodel", "deal")  # fields that exports into one directory share
 MAX_RECORD_BYTES: Final = 1 << 30  # bytes of a record of an export
 
 
@@ -78,7 +77,7 @@ class Exported(msgspec.Struct, frozen=True):
     warnings: list[str]
     automodel: bool  # whether the files are NeMo Automodel's
     packed: bool  # whether the rows are packed
-    deal: str | None = None  # how the steps of training are dealt, if they are
+    deal: str | None = None  # deal of the steps of training, if there is one
 
 
 def export(
@@ -113,8 +112,8 @@ def export(
     objects : Path or None
         Argument of `megatron_arguments`.
     deal : Deal or None
-        Shape of the steps of training, whose samples are dealt: the arrays of its blend, or its
-        shuffle index, are permuted within steps. These are written anew each time.
+        Deal of the steps of training: the arrays of its blend, or its shuffle index, are permuted
+        within steps. Every export writes these again.
     advance : callable
         Receiver of the share of the arrays that is written.
 
@@ -135,18 +134,19 @@ def export(
     """
     prefixes = [rename(prefix) for prefix in cache.prefixes]
     require_readable(cache, naming)
-    permuted = {} if deal is None else _permuted(cache, naming, deal)
+    order = None if deal is None else dealt_order(cache, naming, deal)
     directory = directory.absolute()  # it is part of the options, wherever training starts
     require_text(str(directory), *prefixes)
     wanted = list(named_files(cache, rename, naming))
     settings = _settings(cache, directory, rename, naming, objects)
+    needs = [] if deal is None else needs_of(deal)
     result = Exported(
         key=cache.key,
         directory=str(directory),
         files=[],
         arguments=list(settings.options),
         samples={split: cache.identity["samples"][split] for split in SPLITS},
-        warnings=[*megatron_warnings(cache), *settings.warnings, *_needs(deal)],
+        warnings=[*megatron_warnings(cache), *settings.warnings, *needs],
         automodel=naming.automodel,
         packed="packing" in cache.identity,
         deal=None if deal is None else str(deal),
@@ -159,11 +159,11 @@ def export(
         _claim(directory, result, cache, wanted)
         _sweep(directory)
         _require_no_directories(directory, wanted)
-        groups = _by_arrays(wanted)
+        groups = _by_arrays(wanted, apart=order is not None)
         whole = sum(_nbytes(entries) for entries in groups) or 1
 
         def write(entries: list[NamedArrays]) -> list[str]:
-            names = _write_entries(cache, entries, directory, permuted)
+            names = _write_entries(cache, entries, directory, order)
             advance(_nbytes(entries) / whole)
             return names
 
@@ -203,9 +203,9 @@ def require_readable(cache: Contents, naming: Naming) -> None:
             "has loss masks of corpora, for which Megatron's files have no place; train with "
             "distcache.megatron.provider"
         )
-    if "multiple" in cache.identity.get("packing", {}):
+    if multiple_of(cache) > 1:
         problems.append(
-            "pads each document in its sample, which Megatron's reader cannot; train with "
+            "has padded documents, which Megatron's reader cannot make; train with "
             "distcache.megatron.provider, or pad the documents of the corpora by `distcache "
             "materialize --multiple-of`"
         )
@@ -268,10 +268,12 @@ def _claim(directory: Path, result: Exported, cache: Cache, wanted: Iterable[Nam
             )
         _write_record(directory / RECORD, result, claim=True)
         there = export_in(directory)
-    if there is None or any(getattr(there, name) != getattr(result, name) for name in OWN):
+    if there is None or any(
+        getattr(there, name) != getattr(result, name) for name in SHARED_FIELDS
+    ):
         raise ConfigError(
-            f"{directory}: has the files of another cache, or for other training, or other steps: "
-            "those of two can have the same names; choose a separate directory with --out"
+            f"{directory}: has the files of another cache, deal or trainer, whose names can be "
+            "equal; choose a separate directory with --out"
         )
 
 
@@ -316,12 +318,12 @@ def _sweep(directory: Path) -> None:
                 path.unlink()
 
 
-def _by_arrays(files: Iterable[NamedArrays]) -> list[list[NamedArrays]]:
-    """Return those together that have the same arrays under several names."""
-    found: dict[tuple[int, ...], list[NamedArrays]] = {}
+def _by_arrays(files: Iterable[NamedArrays], *, apart: bool) -> list[list[NamedArrays]]:
+    """Return those together that have the same arrays under several names; if asked, by split."""
+    found: dict[tuple[int | str, ...], list[NamedArrays]] = {}
     for file in files:
         views = (number for view in file.arrays.values() for number in (view.offset, *view.shape))
-        found.setdefault(tuple(views), []).append(file)
+        found.setdefault((file.split if apart else "", *views), []).append(file)
     return list(found.values())
 
 
@@ -330,84 +332,8 @@ def _nbytes(entries: Sequence[NamedArrays]) -> int:
     return sum(view.nbytes for view in entries[0].arrays.values())
 
 
-Permuted = dict[int, "_Permutation"]
-"""Permutations of arrays, by the byte of the cache at which each array begins."""
-
-
-class _Permutation:
-    """The order of a split whose steps are dealt: for each place, which sample of its step."""
-
-    def __init__(self, dealt: DealtSplit) -> None:
-        deal = dealt.deal
-        self.begin, self.batch = deal.begin, deal.batch
-        self._within = np.empty((dealt.steps, deal.batch), np.min_scalar_type(deal.batch - 1))
-        each = max(CHUNK_SAMPLES // deal.batch, 1)
-        for first in range(0, dealt.steps, each):
-            last = min(first + each, dealt.steps)
-            self._within[first:last], _ = dealt.deal_steps(first, last)
-            tick()
-
-    def pieces(self, values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """Yield the values of an array in this order, those without a step as they are."""
-        yield values[: self.begin]
-        each = max(CHUNK_SAMPLES // self.batch, 1)
-        for first in range(0, len(self._within), each):
-            within = self._within[first : first + each]
-            begin = self.begin + first * self.batch
-            steps = values[begin : begin + within.size].reshape(-1, self.batch)
-            yield np.take_along_axis(steps, within.astype(np.intp), axis=1).reshape(-1)
-        yield values[self.begin + self._within.size :]
-
-
-def _needs(deal: Deal | None) -> list[str]:
-    """Return what training has to do that reads dealt steps."""
-    if deal is None:
-        return []
-    found = [
-        f"the steps are dealt as {deal}: train with --global-batch-size {deal.batch} and "
-        f"--micro-batch-size {deal.micro_batch} on {deal.ranks} data-parallel ranks, or on a "
-        "number of ranks that divides it, without a ramp of the batch size"
-    ]
-    if deal.micro_batch > 1:
-        found.append(
-            "micro batches have other samples than without the deal: give "
-            "--calculate-per-token-loss, or the loss weighs tokens in another way"
-        )
-    return found
-
-
-def _permuted(cache: Cache, naming: Naming, deal: Deal) -> Permuted:
-    """Return how arrays of the split `train` are permuted: of the blend, or of the only section.
-
-    Raises
-    ------
-    ConfigError
-        If the steps cannot be dealt, or training would not take them in order.
-    """
-    if naming.automodel:
-        raise ConfigError(f"--deal {deal}: NeMo Automodel draws in an order of its own")
-    split = SplitMembers(cache, "train")
-    for _, source in split.pairs:
-        if cache.columns_of(source):
-            raise ConfigError(
-                f"--deal {deal}: {cache.prefixes[source]} consists of rows, not of tokens"
-            )
-    places = corpus_places(cache)
-    sections = [(row, open_own_idx(cache, source, places[source])) for row, source in split.pairs]
-    order = _Permutation(
-        DealtSplit(split, deal, lambda member: map_section(cache, *sections[member]))
-    )
-    members = cache.table("members")
-    blend = int(members["blend"][members["split"] == b"train"][0])
-    if blend < 0:
-        views = [cache.arrays("sections", split.pairs[0][0])["shuffle_index"]]
-    else:
-        views = list(cache.arrays("blends", blend).values())
-    return {view.offset: order for view in views}
-
-
 def _write_entries(
-    cache: Cache, entries: list[NamedArrays], directory: Path, permuted: Permuted
+    cache: Cache, entries: list[NamedArrays], directory: Path, order: DealtOrder | None
 ) -> list[str]:
     """Write arrays under all their names, each name's description last; return the names."""
     names = []
@@ -417,7 +343,8 @@ def _write_entries(
             names.append(f"{entry.stem}-{view.name}.npy")
             source = directory / f"{first.stem}-{view.name}.npy"
             if entry is first or not _link(source, directory / names[-1]):
-                _write_array(cache, view, directory / names[-1], permuted.get(view.offset))
+                own = order if order is not None and order.is_of(entry, view) else None
+                _write_array(cache, view, directory / names[-1], own)
         names.append(f"{entry.stem}-description.txt")
         with atomic_write(directory / names[-1]) as stream:
             stream.write(entry.description.encode("utf-8"))
@@ -464,7 +391,7 @@ def wrong_files(
 
 
 def _write_array(
-    cache: Cache, view: ArrayView, path: Path, order: _Permutation | None = None
+    cache: Cache, view: ArrayView, path: Path, order: DealtOrder | None = None
 ) -> None:
     """Write an array, in another order if there is one."""
     array = cache.read(view)

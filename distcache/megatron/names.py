@@ -60,6 +60,7 @@ class NamedArrays(msgspec.Struct, frozen=True):
     """The files of one section or blend."""
 
     stem: str  # start of the names: digest, and mostly class and split
+    split: str  # split that the arrays are of
     description: str  # the text of ``<stem>-description.txt``
     arrays: dict[str, ArrayView]  # each becomes ``<stem>-<name>.npy``
 
@@ -147,8 +148,8 @@ def named_arrays(
 def _describe(identifiers: Identifiers, arrays: dict[str, ArrayView]) -> NamedArrays:
     description = json.dumps(identifiers, indent=4)
     digest = hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()
-    split = identifiers.get("index_split", identifiers.get("split"))
-    return NamedArrays(f"{digest}-{identifiers['class']}-{split}", description, arrays)
+    split = str(identifiers.get("index_split", identifiers.get("split")))
+    return NamedArrays(f"{digest}-{identifiers['class']}-{split}", split, description, arrays)
 
 
 def _blend_identifiers(cache: Contents, row: int, datasets: list[Identifiers]) -> Identifiers:

@@ -80,13 +80,16 @@ class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.samples
 
 
+MAX_MULTIPLE: Final = 1 << 20  # tokens to whose multiples documents are padded
+
+
 class Pack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How samples are packed with whole documents."""
 
     documents: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None  # of a sample, at most
     longer: Literal["cut", "drop"] = "cut"  # documents that are longer than a sample
     # tokens to whose multiples each document is padded in its sample
-    pad_to_multiple_of: Annotated[int, Meta(ge=1, le=2**20)] = 1
+    pad_to_multiple_of: Annotated[int, Meta(ge=1, le=MAX_MULTIPLE)] = 1
 
 
 class Continue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

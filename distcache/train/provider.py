@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Dataset
 
+from distcache.cache.deal import Deal
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
 from distcache.plan.config import SPLITS
 from distcache.train.batch import BatchRow
@@ -44,7 +45,7 @@ class Asked(NamedTuple):
     samples: Sequence[int | None]  # samples of each split; None is one pass
     recipe: Mapping[str, Any]  # fields of the cache's identity that must be equal
     options: Mapping[str, Any]  # the fields of `SampleOptions`
-    deal: str | None = None  # how steps of training are dealt
+    deal: str | None = None  # deal of the steps of training
 
 
 class ProvidedSplit(Dataset[Any]):
@@ -276,7 +277,7 @@ def _asked_by(options: Any, tokenizer: Any, samples: Sequence[int | None]) -> As
 
 
 def deal_of(options: Any) -> str:
-    """Return how Megatron's options deal steps, of which one begins where training goes on.
+    """Return the deal of the steps of a run, of which one begins where training continues.
 
     Raises
     ------
@@ -293,9 +294,8 @@ def deal_of(options: Any) -> str:
             f"--dataloader-type {kind}: its samples are not taken in order, and not dealt; leave "
             "deal out"
         )
-    batch, consumed = options.global_batch_size, options.consumed_train_samples or 0
-    shape = f"{batch}x{options.data_parallel_size}x{options.micro_batch_size}"
-    return f"{shape}@{consumed % batch}"
+    sizes = options.global_batch_size, options.data_parallel_size, options.micro_batch_size
+    return str(Deal(*sizes, begin=options.consumed_train_samples or 0))
 
 
 def agree(cache: OpenCache, group: Any = None) -> None:

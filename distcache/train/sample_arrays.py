@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.cache.deal import Deal
-from distcache.cache.mapped_section import map_section
+from distcache.cache.mapped_section import map_section, multiple_of
 from distcache.corpus.ancestry import documents_of
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.extras import needing
@@ -271,9 +271,8 @@ class SampleDataset(SplitDataset[SampleReader]):
     def _member_of(self, index: int) -> tuple[int, int, int]:
         """Return section, source and number in the section of a sample."""
         split = self._here().split
-        member, sample = split.look_up(
-            np.array([position_of(index, split.size, "sample")], np.int64)
-        )
+        place = np.array([position_of(index, split.size, "sample")], np.int64)
+        member, sample = split.look_up(split.positions(place))
         section, source = split.pairs[int(member[0])]
         return section, source, int(sample[0])
 
@@ -305,14 +304,13 @@ class SampleDataset(SplitDataset[SampleReader]):
         here = self._here()
         size = here.split.size
         # None fills up the last batch, with the first sample as in Megatron.
-        positions = np.array(
+        places = np.array(
             [0 if index is None else position_of(index, size, "sample") for index in indices],
             np.int64,
         )
+        positions = here.split.positions(places).copy()
         members, samples = here.split.look_up(positions)
         named = {_KERNEL_NAMES.get(name, name): values for name, values in arrays.items()}
-        if self.options.position:
-            positions = here.split.positions(positions)
         readings = [getattr(index, "reading", None) for index in indices]
         here.read(members.tolist(), samples, named, readings)
         if self.options.eod_mask_loss == "documents":
@@ -334,6 +332,12 @@ class SampleDataset(SplitDataset[SampleReader]):
                     f"{cache.prefixes[source]}: consists of rows; open it with cache.rows(...)"
                 )
         options = self.options
+        if multiple_of(cache) > 1 and (options.reset_position_ids or options.reset_attention_mask):
+            raise ConfigError(
+                "reset_position_ids, reset_attention_mask: go by the end-of-document token, which "
+                f"is before the padding of the documents of {cache.path}; give "
+                "inter_document_masking=True instead"
+            )
         end = NO_TOKEN if options.eod is None else options.eod
         by_token = options.eod_mask_loss is True
         rules = SampleRules(options.padding, end, by_token, options.reset_position_ids)

@@ -106,6 +106,23 @@ def _lacks_identity(found: _State, own: _State) -> bool:
     return any(getattr(found, name) is None and getattr(own, name) is not None for name in fields)
 
 
+def _require_aligned(deal: Deal, consumed: int, step: int) -> None:
+    """Refuse a sampler whose micro batches would straddle those of a deal.
+
+    Raises
+    ------
+    ConfigError
+        If it would.
+    """
+    ahead = consumed - deal.begin if consumed > deal.begin else deal.begin - consumed
+    if ahead % step:
+        raise ConfigError(
+            f"deal is {deal}, and {consumed} samples are consumed: {step} samples of all ranks "
+            "would be of two of its micro batches; begin the deal where a step begins: "
+            f"{msgspec.structs.replace(deal, begin=consumed)}"
+        )
+
+
 def _require_whole_steps(found: _State, own: _State) -> None:
     """Refuse a state within a step whose samples are dealt in another way here.
 
@@ -117,7 +134,7 @@ def _require_whole_steps(found: _State, own: _State) -> None:
     if (found.deal, found.cache_key) == (own.deal, own.cache_key):
         return
     for text in (found.deal, own.deal):
-        if text is not None and Deal.parse(text).cuts(found.consumed_samples):
+        if text is not None and Deal.parse(text).is_within_step(found.consumed_samples):
             raise ConfigError(
                 f"the sampler's state is within a step of the deal {text}: after "
                 f"{found.consumed_samples} samples some of the step are consumed, and others "
@@ -253,11 +270,13 @@ class ResumableSampler(Sampler[list[int | None]]):
         """Refuse a sampler that does not take the steps that are dealt."""
         if order != "sequential":
             raise ConfigError(f"deal is {deal}, which is for a sequential order")
-        if deal.batch % self._samples_per_step():
+        if not deal.is_for(self.micro_batch_size, self.data_parallel_size):
             raise ConfigError(
-                f"deal is {deal}, and steps of {deal.batch} samples have no whole micro batches of "
-                f"{self.micro_batch_size} for {self.data_parallel_size} ranks"
+                f"deal is {deal}: it is for micro batches of {deal.micro_batch} on {deal.ranks} "
+                f"ranks, or on a number that divides it, and not for micro batches of "
+                f"{self.micro_batch_size} on {self.data_parallel_size}"
             )
+        _require_aligned(deal, self.consumed_samples, self._samples_per_step())
 
     def _samples_per_step(self) -> int:
         return self.micro_batch_size * self.data_parallel_size
@@ -393,6 +412,8 @@ class ResumableSampler(Sampler[list[int | None]]):
         if differing:
             raise ConfigError(*differing)
         _require_whole_steps(found, own)
+        if own.deal is not None:
+            _require_aligned(Deal.parse(own.deal), found.consumed_samples, self.step)
         self.consumed_samples = found.consumed_samples
         if not grows:
             self._epoch_samples = found.epoch_samples

@@ -89,10 +89,6 @@ class OpenSplit(SplitMembers):
         """
         return places if self._dealt is None else self._dealt.positions(places)
 
-    def look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Return member and sample at each place of training's order; raises as `positions`."""
-        return super().look_up(self.positions(positions))
-
     def member(self, number: int) -> OpenMember:
         """Return a corpus of the split, which is opened once.
 
@@ -118,7 +114,7 @@ class OpenSplit(SplitMembers):
         CacheCorrupt, CorpusError
             If the cache or an index was cut short, or its filesystem has failed.
         """
-        self._dealt = self._deal_steps()
+        self._dealt = self._deal_steps()  # whose sections map the old files
         with self._lock:
             members, self._members = self._members, {}
         self.files.cache.require_intact()
@@ -234,8 +230,9 @@ class SplitDataset(Generic[Reader]):
     def fetched_ranges(self, indices: Sequence[int]) -> FetchedRanges:
         """Return what the fetcher has to read of samples, in their order."""
         here = self._here()
-        positions = [position_of(index, here.split.size, "sample") for index in indices]
-        return here.fetched_ranges(*here.split.look_up(np.array(positions, np.int64)))
+        places = [position_of(index, here.split.size, "sample") for index in indices]
+        positions = here.split.positions(np.array(places, np.int64))
+        return here.fetched_ranges(*here.split.look_up(positions))
 
     def _name(self) -> str:
         return f"split {self.split!r}{f' {self.number}' if self.number else ''}"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from distcache.cache.deal import Deal, DealtSplit
+import distcache
+from distcache.cache.deal import WORK, Deal, DealtSplit
 from distcache.errors import ConfigError
 from distcache.kernels import deal_steps
 from distcache.ledger.trace import Trace, trace
+from tests.orders.orders import ORDERS, build_numbered
 from tests.support import here
 from tests.support.corpora import mixed_lengths
 
@@ -19,7 +23,7 @@ SHAPES = ["64x8x2", "64x4x1", "96x3x4@7", "4000x8x5", "1x1x1", "30x30x1"]
 
 
 def squares_of(traced: Trace) -> NDArray[np.float64]:
-    """Return the work of each sample of a split, by what a trace says of its parts."""
+    """Return the work of each sample of a split that has no padding, by a trace of its parts."""
     found = traced.samples(np.arange(len(traced)))
     inputs = (found.ends - found.begins - found.label_only).astype(np.float64)
     sums = np.concatenate([[0], np.cumsum(inputs**2)])
@@ -66,8 +70,21 @@ def traced(corpora: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     return trace(here.build(mixed_lengths(corpora), tmp_path_factory.mktemp("dealt")).path)
 
 
+@pytest.mark.parametrize("case", [name for name, order in ORDERS.items() if order.packs])
+def test_padding_belongs_to_the_last_document(case: str, tmp_path: Path) -> None:
+    """As in the bounds of documents, by which attention computes."""
+    path = build_numbered(tmp_path, case)
+    found = trace(path)
+    dealt = DealtSplit(found, Deal(10, 5, 1), found.section)
+    _, work = dealt.deal_steps(0, dealt.steps)
+    dataset = distcache.open(path).numpy_dataset("train", inter_document_masking=True)
+    bounds = dataset.batch(range(10 * dealt.steps))["cu_seqlens"]
+    squares = (np.diff(bounds).astype(np.float64) ** 2).sum(axis=1)
+    assert work[:, WORK.index("total")].tolist() == squares.reshape(-1, 10).sum(axis=1).tolist()
+
+
 @pytest.mark.parametrize("text", SHAPES)
-def test_it_is_what_it_is_said_to_be(traced: Trace, text: str) -> None:
+def test_steps_are_dealt_in_rounds(traced: Trace, text: str) -> None:
     """In all steps; what is before the first, or no whole one, keeps its order."""
     deal = Deal.parse(text)
     assert str(deal) == text
@@ -83,11 +100,7 @@ def test_it_is_what_it_is_said_to_be(traced: Trace, text: str) -> None:
     assert np.array_equal(dealt.places(expected[chosen]), chosen)
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=60, deadline=None)
 @given(
     ranks=st.integers(1, 9),
     micro=st.integers(1, 5),
@@ -142,6 +155,6 @@ def test_arrays_that_are_no_whole_steps_are_refused() -> None:
     members, samples, places = np.zeros(6, np.int16), np.zeros(6, np.int64), np.zeros(6, np.uint32)
     for batch, steps in ((4, 1), (6, 2)):
         with pytest.raises(IndexError, match="whole steps"):
-            deal_steps([None], members, samples, batch, 1, 1, places, np.empty((steps, 5)))
+            deal_steps([None], members, samples, 8, batch, 1, 1, places, np.empty((steps, 5)))
     with pytest.raises(ValueError, match="whole micro batches"):
-        deal_steps([None], members, samples, 6, 4, 1, places, np.empty((1, 5)))
+        deal_steps([None], members, samples, 8, 6, 4, 1, places, np.empty((1, 5)))

@@ -384,8 +384,8 @@ def test_data_is_removed_and_shown_to_be(tmp_path: Path) -> None:
     assert len(open_idx(str(view)).lengths) == len(open_idx(str(tmp_path / "a")).lengths) - 5
 
 
-def test_dealt_steps(cache: Path) -> None:
-    """A trace says which rank got which sample, a report how long ranks wait."""
+def test_who_got_the_samples_of_dealt_steps(cache: Path) -> None:
+    """Micro batch, rank and slot are those of the deal; the ranks may be the deal's."""
     words = ["--global-batch-size", "16", "--micro-batch-size", "2", "--data-parallel-size", "4"]
     log = [*words, "--deal", "16x4x2"]
     steps = rows("trace", cache, "--steps", "2:4", *log)
@@ -402,13 +402,28 @@ def test_dealt_steps(cache: Path) -> None:
     one = steps[0]
     found = rows("trace", cache, "--find", f"{one['corpus']}:{one['document']}", *log)
     assert one in [row for row in found if row["step"] == one["step"]]
-    assert "none of it" in run("trace", cache, "--steps", "2", *words, "--deal", "8x4x2", code=2)
+    bare = rows("trace", cache, "--steps", "2:4", *words[:2], "--deal", "16x4x2")
+    assert bare == steps
+
+
+def test_steps_and_ranks_that_are_not_of_a_deal(cache: Path) -> None:
+    """Are errors that name what is."""
+    words = ["trace", cache, "--steps", "2", "--global-batch-size", "16"]
+    assert "samples 0 to 15, which are no step" in run(*words, "--deal", "8x4x2", code=2)
+    ranks = ["--micro-batch-size", "4", "--data-parallel-size", "4"]
+    said = run(*words, *ranks, "--deal", "16x4x2", code=2)
+    assert "the run has micro batches of 4 on 4 ranks" in said
     assert "give --log" in run("trace", cache, "--positions", "2", "--deal", "8x4x2", code=2)
 
-    waits = json.loads(run("report", cache, "--deal", "16x4x2", "--model", "30", "--json"))["waits"]
-    assert 0 <= waits["dealt"] < waits["in_order"] < waits["in_order_apart"] < 1
-    said = run("report", cache, "--deal", "16x4x2", "--model", "30")
-    assert f"ranks wait {waits['in_order']:.1%} of a step" in said
+
+def test_how_long_ranks_wait(cache: Path) -> None:
+    """In order and with a deal; the page says it, too."""
+    words = ["report", cache, "--deal", "16x4x2", "--model", "30"]
+    waits = json.loads(run(*words, "--json"))["waits"]
+    assert 0 <= waits["dealt"] < waits["in_order"] < waits["in_order_by_micro_batch"] < 1
+    said = run(*words)
+    assert f"ranks wait {waits['in_order']:.1%} of a step, {waits['dealt']:.1%} with a deal" in said
     assert "unequal ranks" in said
     assert "expected 1B" in run("report", cache, "--deal", "16x4x2", "--model", "9B", code=2)
-    assert "is of --deal" in run("report", cache, "--model", "1B", code=2)
+    assert "--model needs --deal" in run("report", cache, "--model", "8B", code=2)
+    assert "one batch size" in run(*words, "--global-batch-size", "24", code=2)

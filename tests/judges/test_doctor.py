@@ -172,6 +172,11 @@ def test_steps_that_are_not_those_of_a_deal(small: dict[str, str], tmp_path: Pat
     words = [*COMMAND.split(), *NULL.split(), *blended(small)]
     out = exported(words, tmp_path, "--deal", "8x4x1")
     assert ask(out, words)[0] == []
-    for option, value in (("--global-batch-size", "16"), ("--dataloader-type", "cyclic")):
+    for option, value, needed in (
+        ("--global-batch-size", "16", "8"),
+        ("--micro-batch-size", "2", "1"),
+        ("--dataloader-type", "cyclic", "single"),
+    ):
         problems, _ = ask(out, [*words, option, value])
-        assert f"{out}: its steps are dealt as 8x4x1, which {option} {value} is not" in problems
+        said = f"{out}: dealt as 8x4x1: train with {option} {needed}, not with {value}"
+        assert said in problems

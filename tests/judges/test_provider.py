@@ -151,29 +151,33 @@ def test_batches_are_megatrons(
 
 
 def test_dealt_steps(corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megatron's loaders take the same samples in each step, also of a run that goes on."""
+    """Megatron's loaders take the same samples in each step, also of a run that is resumed."""
     words = [*COMMAND.split(), *data_words("blend", corpora)]
     cache = cached(words, tmp_path)
     start_training(words)
     monkeypatch.setattr(mpu, "get_data_parallel_world_size", lambda: 2)
-    taken: dict[bool, list[list[list[int]]]] = {}
+    taken: dict[tuple[bool, int], list[list[list[int]]]] = {}  # samples of each step
     for deal in (False, True):
         for consumed in (0, 24):
             global_vars.get_args().consumed_train_samples = consumed
             provide = distcache.megatron.provider(cache, deal=deal)
             train, valid, _ = training.build_train_valid_test_datasets(provide)
-            assert train.dataset.deal == (Deal(12, 2, 3) if deal else None)
+            assert train.dataset.deal == (Deal(12, 2, 3, consumed) if deal else None)
             assert valid.dataset.deal is None
-            found: list[list[int]] = []
+            of_ranks = []
             for rank in (0, 1):
                 monkeypatch.setattr(mpu, "get_data_parallel_rank", lambda rank=rank: rank)
                 loader = build_pretraining_data_loader(train, consumed)
-                found += itertools.chain.from_iterable(b["tokens"].tolist() for b in loader)
-            taken.setdefault(deal, []).append(found)
-    for plain, dealt in zip(taken[False], taken[True], strict=True):
+                of_ranks.append([batch["tokens"].tolist() for batch in loader])
+            micro_batches = [one + other for one, other in zip(*of_ranks, strict=True)]
+            steps = range(0, len(micro_batches), 2)
+            found = [[*itertools.chain(*micro_batches[s : s + 2])] for s in steps]
+            taken[deal, consumed] = found
+    for consumed in (0, 24):
+        plain, dealt = taken[False, consumed], taken[True, consumed]
         assert plain != dealt
-        assert sorted(plain) == sorted(dealt)
-    assert all(sample in taken[True][0] for sample in taken[True][1])
+        assert [sorted(step) for step in plain] == [sorted(step) for step in dealt]
+    assert taken[True, 24] == taken[True, 0][2:]
 
 
 @pytest.mark.parametrize("option", ["--rampup-batch-size 6 6 100", "--dataloader-type cyclic"])

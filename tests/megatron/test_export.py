@@ -374,16 +374,37 @@ def test_steps_are_dealt(
         assert export(cache, directory, deal=deal) == made
         assert (directory / name).read_bytes() == whole
     for other in (None, Deal(64, 8, 1, 3)):
-        with pytest.raises(ConfigError, match="other steps"):
+        with pytest.raises(ConfigError, match="of another cache, deal or trainer"):
             export(cache, directory, deal=other)
 
 
-def test_steps_that_are_not_dealt(
+def test_validation_is_not_dealt(corpora: dict[str, str], shared: Path, tmp_path: Path) -> None:
+    """Even where it draws the same section as training."""
+    fields = {
+        "sequence_length": 32,
+        "samples": {"train": 400, "valid": 400, "test": 0},
+        "blend_per_split": {"train": [corpora["plain"]], "valid": [corpora["plain"]]},
+        "tokenizer": {"class": "X"},
+    }
+    cache = open_cache(here.build(fields, shared).path)
+    made = export(cache, tmp_path / "out", deal=Deal(40, 4, 2))
+    files = {
+        name.partition("-")[2]: np.load(tmp_path / "out" / name)
+        for name in made.files
+        if name.endswith("shuffle_index.npy")
+    }
+    train, valid = (files[f"GPTDataset-{split}-shuffle_index.npy"] for split in ("train", "valid"))
+    view = cache.arrays("sections", 0)["shuffle_index"]
+    assert np.array_equal(valid, cache.read(view))
+    assert not np.array_equal(train, valid)
+
+
+def test_steps_that_cannot_be_dealt(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """Of a trainer with an order of its own, and of a split that has no whole step."""
     cache = open_cache(here.build(blend_config, shared).path)
-    with pytest.raises(ConfigError, match="an order of its own"):
+    with pytest.raises(ConfigError, match="shuffles samples itself"):
         export(cache, tmp_path / "out", naming=Naming(automodel=True), deal=Deal(64, 8, 2))
     with pytest.raises(ConfigError, match="a step has 5000 samples"):
         export(cache, tmp_path / "out", deal=Deal(5000, 10, 1))

@@ -53,7 +53,7 @@ def test_a_run_goes_on_within_a_step_on_other_ranks(traced: Trace) -> None:
     assert (state["consumed_samples"], state["deal"]) == (96, "64x8x2")
     taken: list[int | None] = []
     for rank in range(4):
-        after = ResumableSampler(dealt, 4, rank, 4)
+        after = ResumableSampler(dealt, 2, rank, 4)
         after.load_state_dict(state)
         taken += [place for batch in after for place in batch]
     assert sorted(place for place in taken if place is not None) == list(range(96, 4096))
@@ -67,13 +67,20 @@ def test_a_run_goes_on_within_a_step_on_other_ranks(traced: Trace) -> None:
         before.load_state_dict(undealt)
 
 
-def test_samplers_of_other_steps_are_refused(traced: Trace) -> None:
+def test_samplers_of_other_micro_batches_are_refused(traced: Trace) -> None:
     """And cyclic ones, whose samples are not taken in order."""
     dealt = distcache.open(traced.cache.path).dataset("train", deal="64x8x2")
     with pytest.raises(ConfigError, match="for a sequential order"):
         ResumableSampler(dealt, 2, 0, 8, order="cyclic")
-    with pytest.raises(ConfigError, match="no whole micro batches of 3 for 8 ranks"):
-        ResumableSampler(dealt, 3, 0, 8)
+    for micro_batch, ranks in ((3, 8), (4, 4), (16, 1), (2, 16), (2, 3)):
+        with pytest.raises(ConfigError, match="micro batches of 2 on 8 ranks, or on a number"):
+            ResumableSampler(dealt, micro_batch, 0, ranks)
+    with pytest.raises(ConfigError, match="begin the deal where a step begins: 64x8x2@3"):
+        ResumableSampler(dealt, 2, 0, 8, consumed_samples=3)
+    later = distcache.open(traced.cache.path).dataset("train", deal="64x8x2@40")
+    with pytest.raises(ConfigError, match="begin the deal where"):
+        ResumableSampler(later, 2, 0, 8)
+    assert len(ResumableSampler(later, 2, 0, 8, consumed_samples=40))
 
 
 def test_a_cache_that_continues_another_begins_with_a_step(

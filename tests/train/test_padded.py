@@ -84,7 +84,7 @@ def test_rows_are_documents_with_padding_behind_each(multiple: int, tmp_path: Pa
 def test_a_pass_has_each_token_once(
     lengths: list[int], multiple: int, most: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Whatever the multiple, and no row is longer than it may be."""
+    """Whatever the multiple, with at most so many documents in a row."""
     directory = tmp_path_factory.mktemp("law")
     tokens = 1 + np.arange(sum(lengths))
     write_corpus(str(directory / "c"), np.split(tokens, np.cumsum(lengths)[:-1]), "i4")
@@ -94,8 +94,14 @@ def test_a_pass_has_each_token_once(
     dataset = distcache.open(path).numpy_dataset(
         "train", inter_document_masking=True, unpadded_bounds=True
     )
+    batch = dataset.batch(range(len(dataset)))
+    assert not (batch["cu_seqlens"] % multiple).any()
+    if most:
+        assert (np.diff(batch["cu_seqlens_unpadded"]) > 0).sum(axis=1).max() <= most + (
+            multiple == 1
+        )
     found: list[int] = []
-    for one in dataset.batch(range(len(dataset)))["tokens"]:
+    for one in batch["tokens"]:
         found += one[one > 0].tolist()
     if multiple > 1:  # without, Megatron shows the next document's first token
         assert sorted(found) == tokens.tolist()
@@ -131,3 +137,11 @@ def test_multiples_that_do_not_divide_a_sample_are_refused(tmp_path: Path) -> No
     path = build_numbered(tmp_path, **padded())
     with pytest.raises(ConfigError, match="give inter_document_masking=True"):
         distcache.open(path).numpy_dataset("train", unpadded_bounds=True)
+
+
+def test_masks_that_go_by_a_token_are_refused(tmp_path: Path) -> None:
+    """The end of a document is before its padding, which would belong to the next one."""
+    cache = distcache.open(build_numbered(tmp_path, **padded()))
+    for name in ("reset_position_ids", "reset_attention_mask"):
+        with pytest.raises(ConfigError, match="give inter_document_masking=True instead"):
+            cache.dataset("train", eod=0, **{name: True})

@@ -26,6 +26,7 @@ from distcache.cache.deal import Deal
 from distcache.errors import OptionWarning
 from distcache.launch.doctor.machine import Finding
 from distcache.megatron.command_line import megatron_words
+from distcache.megatron.dealt_export import deal_problems
 from distcache.megatron.export import export_in
 from distcache.megatron.options import config_from_options
 from distcache.megatron.run_options import run_of_command
@@ -393,20 +394,11 @@ def _judge_packed(
 def _judge_deal(
     expected: Sequence[Expected], words: Sequence[str], directory: Path, sequence_length: int
 ) -> Iterator[Finding]:
-    """Yield a problem for each option by which steps are others than those that were dealt."""
+    """Yield a problem for each option that changes the dealt steps."""
     names = {file.name for entry in expected for file in entry.files}
     exported = export_in(directory)
     if exported is None or exported.deal is None or not names.intersection(exported.files):
         return
-    deal, options = Deal.parse(exported.deal), run_of_command(words, sequence_length)
-    training = options.training
-    asked = {
-        "--global-batch-size": (training.global_batch_size or deal.batch, deal.batch),
-        "--dataloader-type": (options.dataloader_type, "single"),
-        "--rampup-batch-size": (training.rampup_batch_size, None),
-        "--step-batch-size-schedule": (training.step_batch_size_schedule, None),
-    }
-    for option, (given, needed) in asked.items():
-        if given != needed:
-            text = f"{directory}: its steps are dealt as {deal}, which {option} {given} is not"
-            yield Finding("problem", "deal", text)
+    options = run_of_command(words, sequence_length)
+    for problem in deal_problems(Deal.parse(exported.deal), options):
+        yield Finding("problem", "deal", f"{directory}: {problem}")
