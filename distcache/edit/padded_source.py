@@ -100,7 +100,7 @@ def fill_up(values: NDArray[Any], lengths: NDArray[Any], padding: Padding) -> ND
     lengths : ndarray of int, shape (sequences,)
         Tokens of each.
     padding : Padding
-        How they are filled up.
+        Multiple, and token of the padding.
     """
     sizes = np.asarray(lengths, np.int64)
     rooms = sizes + -sizes % padding.multiple_of
