@@ -459,6 +459,7 @@ def _audit(
 
 def _show_findings(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> None:
     if facts:
+        with_masks = any(found.loss for found in facts)
         print_records(
             "Sound corpora",
             [
@@ -468,10 +469,14 @@ def _show_findings(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> Non
                     "documents": found.documents,
                     "tokens": found.tokens,
                     "empty": found.empty_sequences,
-                    "loss": "all" if found.loss is None else f"{found.loss.tokens:,}",
                     "offsets": "view" if found.view else "running sum",
                     "idx digest": found.idx_digest,
                 }
+                | (
+                    {"with loss": f"{found.loss.tokens:,}" if found.loss else "all"}
+                    if with_masks
+                    else {}
+                )
                 for found in facts
             ],
         )
