@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "distcache/dispatch.hpp"
 #include "distcache/require.hpp"
 
 namespace distcache {
@@ -24,6 +25,29 @@ void mask_ends(std::span<const Part> parts, const SampleRow& row) {
     }
 }
 
+// Moves the values of parts apart, so that each has its padding behind it.
+template <class Value>
+void spread(std::span<const Part> parts, std::vector<Value>& values, std::int64_t tokens,
+            std::int64_t found, Value padding) {
+    for (auto part = parts.rbegin(); tokens < found; ++part) {
+        const auto end = values.begin() + found;
+        std::copy_backward(values.begin() + (tokens - part->tokens), values.begin() + tokens,
+                           end - part->padding);
+        std::fill(end - part->padding, end, padding);
+        tokens -= part->tokens;
+        found -= part->tokens + part->padding;
+    }
+}
+
+struct Weigh {
+    template <Instructions>
+    DISTCACHE_KERNEL void run(const std::uint8_t* weights, std::size_t size, float* loss_mask) {
+        for (std::size_t i = 0; i < size; ++i) {
+            loss_mask[i] *= static_cast<float>(weights[i] & 1);
+        }
+    }
+};
+
 }  // namespace
 
 ReadOutcome SampleReader::read(const Section& section, std::int64_t sample, Descriptors descriptors,
@@ -40,7 +64,7 @@ ReadOutcome SampleReader::read(const Section& section, std::int64_t sample, Desc
     text_.resize(wanted);
     const ReadOutcome outcome = tokens_.read(section, parts_, descriptors, text_.data());
     if (outcome.error == 0) {
-        spread(text_, tokens, found, rules_.pad);
+        spread(std::span<const Part>(parts_), text_, tokens, found, rules_.pad);
         std::fill(text_.begin() + found, text_.end(), rules_.pad);
         fill_row(rules_, text_, parts_, section.extra_token, row);
         if (section.multiple > 1 && parts_.size() > 1) {
@@ -62,31 +86,18 @@ ReadOutcome SampleReader::read_mask(const Section& section, std::int32_t mask, s
         part.begin /= token_size(section.type);
     }
     weights_.resize(text_.size());
-    ReadOutcome outcome = tokens_.read(bytes, parts_, {&mask, 1}, weights_.data());
+    ReadOutcome outcome = tokens_.read_bytes(bytes, parts_, {&mask, 1}, weights_.data());
     if (outcome.error != 0) {
         outcome.part = of_mask;
         return outcome;
     }
-    spread(weights_, tokens, found, 0);
-    std::fill(weights_.begin() + found, weights_.end(), 0);
+    spread(std::span<const Part>(parts_), weights_, tokens, found, std::uint8_t{0});
+    std::fill(weights_.begin() + found, weights_.end(), std::uint8_t{0});
     // The byte of a token is about predicting it: about the place before it.
     const std::size_t known = std::min(row.loss_mask.size(), weights_.size() - 1);
-    for (std::size_t i = 0; i < known; ++i) {
-        row.loss_mask[i] = weights_[i + 1] == 1 ? row.loss_mask[i] : 0.0F;
-    }
+    dispatched<Weigh>(static_cast<const std::uint8_t*>(weights_.data() + 1), known,
+                      row.loss_mask.data());
     return outcome;
-}
-
-void SampleReader::spread(std::vector<std::int64_t>& values, std::int64_t tokens,
-                          std::int64_t found, std::int64_t padding) const {
-    for (auto part = parts_.rbegin(); tokens < found; ++part) {
-        const auto end = values.begin() + found;
-        std::copy_backward(values.begin() + (tokens - part->tokens), values.begin() + tokens,
-                           end - part->padding);
-        std::fill(end - part->padding, end, padding);
-        tokens -= part->tokens;
-        found -= part->tokens + part->padding;
-    }
 }
 
 void SampleReader::announce(const Section& section, std::int64_t sample, Descriptors descriptors) {

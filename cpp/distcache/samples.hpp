@@ -35,9 +35,6 @@ public:
     void announce(const Section& section, std::int64_t sample, Descriptors descriptors);
 
 private:
-    /// Moves the values of parts apart, so that each has its padding behind it.
-    void spread(std::vector<std::int64_t>& values, std::int64_t tokens, std::int64_t found,
-                std::int64_t padding) const;
     ReadOutcome read_mask(const Section& section, std::int32_t mask, std::int64_t tokens,
                           std::int64_t found, const SampleRow& row);
 
@@ -45,7 +42,7 @@ private:
     TokenReader tokens_;
     std::vector<Part> parts_;
     std::vector<std::int64_t> text_;     // the tokens, with the extra one, padded
-    std::vector<std::int64_t> weights_;  // of the same tokens, by the mask
+    std::vector<std::uint8_t> weights_;  // of the same tokens, by the mask
 };
 
 }  // namespace distcache

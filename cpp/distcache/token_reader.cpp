@@ -67,8 +67,9 @@ void TokenReader::locate(const Section& section, std::span<const Part> parts,
     }
 }
 
-ReadOutcome TokenReader::read(const Section& section, std::span<const Part> parts,
-                              Descriptors descriptors, std::int64_t* out) {
+template <class Take>
+ReadOutcome TokenReader::read_each(const Section& section, std::span<const Part> parts,
+                                   Descriptors descriptors, Take take) {
     waited_ = false;
     locate(section, parts, descriptors);
     for (std::size_t k = 0; k < parts.size(); ++k) {
@@ -85,11 +86,28 @@ ReadOutcome TokenReader::read(const Section& section, std::span<const Part> part
             }
             done += static_cast<std::size_t>(count);
         }
-        dispatched<WidenAs>(section.type, bytes_.data(), static_cast<std::size_t>(parts[k].tokens),
-                            out);
-        out += parts[k].tokens;
+        take(k, bytes_.data(), bytes);
     }
     return {};
+}
+
+ReadOutcome TokenReader::read(const Section& section, std::span<const Part> parts,
+                              Descriptors descriptors, std::int64_t* out) {
+    return read_each(section, parts, descriptors,
+                     [&](std::size_t k, const unsigned char* bytes, std::size_t /*size*/) {
+                         const std::int64_t tokens = parts[k].tokens;
+                         dispatched<WidenAs>(section.type, bytes, static_cast<std::size_t>(tokens),
+                                             out);
+                         out += tokens;
+                     });
+}
+
+ReadOutcome TokenReader::read_bytes(const Section& section, std::span<const Part> parts,
+                                    Descriptors descriptors, std::uint8_t* out) {
+    return read_each(section, parts, descriptors,
+                     [&](std::size_t /*k*/, const unsigned char* bytes, std::size_t size) {
+                         out = std::copy_n(bytes, size, out);
+                     });
 }
 
 ssize_t TokenReader::read_some(std::size_t part, std::size_t done) {

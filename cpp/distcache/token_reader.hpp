@@ -30,6 +30,10 @@ public:
     ReadOutcome read(const Section& section, std::span<const Part> parts, Descriptors descriptors,
                      std::int64_t* out);
 
+    /// Reads the bytes of parts of a section of u8, as they are.
+    ReadOutcome read_bytes(const Section& section, std::span<const Part> parts,
+                           Descriptors descriptors, std::uint8_t* out);
+
     /// Whether the last parts were not in memory. The disk is then asked for all of them at once,
     /// where the filesystem can say so without waiting.
     [[nodiscard]] bool waited() const { return waited_; }
@@ -48,6 +52,10 @@ private:
         std::int64_t size;
     };
 
+    /// Calls `take` with the number and the bytes of each part, in order.
+    template <class Take>
+    ReadOutcome read_each(const Section& section, std::span<const Part> parts,
+                          Descriptors descriptors, Take take);
     void locate(const Section& section, std::span<const Part> parts, Descriptors descriptors);
     /// Reads bytes of a part after the first `done`; what the kernel does not have is announced.
     ssize_t read_some(std::size_t part, std::size_t done);
