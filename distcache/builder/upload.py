@@ -172,12 +172,12 @@ def _sources_to_send(contents: Contents) -> Iterator[tuple[int, str, Any]]:
     left_out = sources_drawn_no_more(contents)
     sources = zip(contents.prefixes, contents.table("sources"), strict=True)
     for number, (prefix, entry) in enumerate(sources):
-        if contents.loss_size(number):
-            raise ConfigError(
-                f"{prefix}: has a loss mask, which is not read from a bucket; train from the "
-                "shared filesystem"
-            )
         if not is_url(prefix) and number not in left_out:
+            if contents.loss_size(number):
+                raise ConfigError(
+                    f"{prefix}: has a loss mask, which is not read from a bucket; train from the "
+                    "shared filesystem"
+                )
             yield number, prefix, entry
 
 

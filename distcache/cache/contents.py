@@ -31,6 +31,7 @@ from distcache.cache.format import (
 from distcache.cache.other_files import directory_error, missing_error
 from distcache.corpus import CorpusFacts
 from distcache.corpus.idx import ITEM_TYPES
+from distcache.corpus.loss import LossFacts
 from distcache.corpus.mds.index_json import CODECS
 from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NotReady
 from distcache.kernels import Mapping
@@ -131,10 +132,14 @@ class Contents:
         splits = self.table("members")["split"].tolist()
         return [split.decode("ascii") for split in dict.fromkeys(splits)]
 
+    def loss_digest(self, source: int) -> str | None:
+        """Return the digest of the loss mask of a corpus; None if it has none."""
+        digests = self.identity.get("loss")
+        return None if digests is None else digests[source]
+
     def loss_size(self, source: int) -> int:
         """Return the bytes of the loss mask of a corpus; 0 if it has none."""
-        digests = self.identity.get("loss", [])
-        if not digests or digests[source] is None:
+        if self.loss_digest(source) is None:
             return 0
         entry = self.table("sources")[source]
         return int(entry["bin_size"]) // ITEM_TYPES[int(entry["type_code"])].itemsize
@@ -280,6 +285,8 @@ def facts_of(contents: Contents, source: int, prefix: str) -> CorpusFacts:
     The facts of a table of shards are left out.
     """
     row = contents.table("sources")[source]
+    digest = contents.loss_digest(source)
+    loss = None if digest is None else LossFacts(digest, 0, 0, FileVersion(0, 0, 0))
     return CorpusFacts(
         prefix,
         row["idx_digest"].decode("ascii", "replace"),
@@ -291,6 +298,7 @@ def facts_of(contents: Contents, source: int, prefix: str) -> CorpusFacts:
         tokens=int(row["tokens"]),
         empty_sequences=int(row["empty_sequences"]),
         view=bool(row["view"]),
+        loss=loss,
     )
 
 

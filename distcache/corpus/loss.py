@@ -8,6 +8,8 @@ a loss everywhere. A view shares the mask of its corpus by a link, as it shares 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Final
@@ -22,7 +24,7 @@ from distcache.errors import CorpusError
 from distcache.storage.files import FileVersion, closing_fd, open_regular, read_range, version_of
 from distcache.storage.watchdog import tick
 
-CHUNK_BYTES: Final = 16 << 20
+CHUNK_BYTES: Final = 4 << 20
 BLOCK_SEQUENCES: Final = 1 << 16  # whose bytes are read together
 
 
@@ -48,7 +50,7 @@ def loss_version(prefix: str) -> FileVersion | None:
         return None
 
 
-def read_loss(prefix: str, idx: Idx, bin_size: int) -> LossFacts:
+def read_loss(prefix: str, idx: Idx, bin_size: int, path: str | None = None) -> LossFacts:
     """Read the loss mask of a corpus, and compare it with its `.bin`.
 
     Parameters
@@ -59,41 +61,52 @@ def read_loss(prefix: str, idx: Idx, bin_size: int) -> LossFacts:
         Sound index of it.
     bin_size : int
         Bytes of the `.bin`.
+    path : str or None
+        Path of the mask, if it does not have its name yet.
 
     Raises
     ------
     CorpusError
         If it cannot be read, has not a byte for each token or another value than 0 and 1, or no
-        token has a loss.
+        token of the corpus has a loss.
     """
-    path = loss_path(prefix)
+    path = path or loss_path(prefix)
+    with reading(path), closing_fd(open_regular(path)) as descriptor:
+        version = version_of(os.fstat(descriptor))
+        if version.size != bin_size // idx.item_size:
+            raise CorpusError(
+                f"{path}: has {version.size} bytes, expected one for each token of the .bin, "
+                f"{bin_size // idx.item_size}"
+            )
+        digest = _digest_values(path, descriptor, version.size)
+        tokens, silent = _count(descriptor, idx)
+    if not tokens:
+        raise CorpusError(
+            f"{path}: no token of {prefix} has a loss, so that nothing would be learned of it"
+        )
+    return LossFacts(digest, tokens, silent, version)
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Turn an error of reading a mask into one that names it.
+
+    Raises
+    ------
+    CorpusError
+        If there is one.
+    """
     try:
-        with closing_fd(open_regular(path)) as descriptor:
-            version = version_of(os.fstat(descriptor))
-            if version.size != bin_size // idx.item_size:
-                raise CorpusError(
-                    f"{path}: has {version.size} bytes, expected one for each token of the .bin, "
-                    f"{bin_size // idx.item_size}"
-                )
-            digest, ones = _digest_values(path, descriptor, version.size)
-            if not ones:
-                raise CorpusError(
-                    f"{path}: no token has a loss, so that nothing would be learned of it"
-                )
-            tokens = silent = 0
-            for first, values in _blocks(descriptor, idx):
-                own, none = _count(idx, first, values)
-                tokens, silent = tokens + own, silent + none
+        yield
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
     except EOFError as error:
         raise CorpusError(f"{path}: was truncated while it was read") from error
-    return LossFacts(digest, tokens, silent, version)
 
 
-def _digest_values(path: str, descriptor: int, size: int) -> tuple[str, int]:
-    """Return the digest of a mask, and how many of its bytes are 1."""
-    digest, ones = xxhash.xxh3_128(), 0
+def _digest_values(path: str, descriptor: int, size: int) -> str:
+    """Return the digest of a mask whose bytes are 0 or 1."""
+    digest = xxhash.xxh3_128()
     for begin in range(0, size, CHUNK_BYTES):
         content = read_range(descriptor, begin, min(begin + CHUNK_BYTES, size))
         values = np.frombuffer(content, np.uint8)
@@ -103,19 +116,12 @@ def _digest_values(path: str, descriptor: int, size: int) -> tuple[str, int]:
                 f"{path}: byte {begin + place} is {values[place]}, expected 0 or 1 for each token"
             )
         digest.update(content)
-        ones += int(values.sum(dtype=np.int64))
         tick()
-    return digest.hexdigest(), ones
+    return digest.hexdigest()
 
 
-def _blocks(descriptor: int, idx: Idx) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Yield the first sequence of each block, and the bytes of its sequences one after another."""
-    for first in range(0, len(idx.lengths), BLOCK_SEQUENCES):
-        yield first, loss_of(descriptor, idx, first, first + BLOCK_SEQUENCES)
-
-
-def loss_of(descriptor: int, idx: Idx, first: int, last: int) -> NDArray[np.uint8]:
-    """Return the bytes of a mask that belong to sequences, one sequence after another.
+def loss_pieces(descriptor: int, idx: Idx, first: int, last: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of a mask that belong to sequences, one sequence after another.
 
     Parameters
     ----------
@@ -124,7 +130,7 @@ def loss_of(descriptor: int, idx: Idx, first: int, last: int) -> NDArray[np.uint
     idx : Idx
         Index of the corpus.
     first, last : int
-        Range of sequences; it may reach beyond the last.
+        Range of sequences.
 
     Raises
     ------
@@ -133,27 +139,37 @@ def loss_of(descriptor: int, idx: Idx, first: int, last: int) -> NDArray[np.uint
     OSError
         If it cannot be read.
     """
-    lengths = np.asarray(idx.lengths[first:last], np.int64)
-    begins = np.asarray(idx.offsets[first:last], np.int64) // idx.item_size
-    full = np.flatnonzero(lengths)
-    begins, ends = begins[full], (begins + lengths)[full]
-    cuts = np.flatnonzero(begins[1:] != ends[:-1]) + 1  # runs that are read at once
-    found = np.empty(int(lengths.sum()), np.uint8)
-    at = 0
-    for run in np.split(np.arange(len(full)), cuts):
-        for begin in (
-            range(int(begins[run[0]]), int(ends[run[-1]]), CHUNK_BYTES) if len(run) else ()
-        ):
-            content = read_range(descriptor, begin, min(begin + CHUNK_BYTES, int(ends[run[-1]])))
-            found[at : at + len(content)] = np.frombuffer(content, np.uint8)
-            at += len(content)
-    return found
+    for begin in range(first, last, BLOCK_SEQUENCES):
+        some = slice(begin, min(begin + BLOCK_SEQUENCES, last))
+        lengths = np.asarray(idx.lengths[some], np.int64)
+        begins = np.asarray(idx.offsets[some], np.int64) // idx.item_size
+        full = np.flatnonzero(lengths)
+        begins, ends = begins[full], (begins + lengths)[full]
+        cuts = np.flatnonzero(begins[1:] != ends[:-1]) + 1  # between runs that follow one another
+        bounds = [0, *cuts.tolist(), len(full)] if len(full) else [0]
+        for low, high in itertools.pairwise(bounds):
+            at, end = int(begins[low]), int(ends[high - 1])
+            while at < end:
+                stop = min(at + CHUNK_BYTES, end)
+                yield np.frombuffer(read_range(descriptor, at, stop), np.uint8)
+                at = stop
 
 
-def _count(idx: Idx, first: int, values: NDArray[np.uint8]) -> tuple[int, int]:
-    """Return the tokens with a loss of a block, and the sequences with tokens that have none."""
-    lengths = np.asarray(idx.lengths[first : first + BLOCK_SEQUENCES], np.int64)
-    sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-    ends = np.cumsum(lengths)
-    own = sums[ends] - sums[ends - lengths]
-    return int(values.sum(dtype=np.int64)), int(np.count_nonzero((own == 0) & (lengths > 0)))
+def _count(descriptor: int, idx: Idx) -> tuple[int, int]:
+    """Return the tokens with a loss, and the sequences with tokens that have none."""
+    tokens = silent = 0
+    for begin in range(0, len(idx.lengths), BLOCK_SEQUENCES):
+        some = slice(begin, begin + BLOCK_SEQUENCES)
+        lengths = np.asarray(idx.lengths[some], np.int64)
+        lengths = lengths[lengths > 0]
+        ends, sums, at = np.cumsum(lengths), np.zeros(len(lengths), np.int64), 0
+        starts = ends - lengths
+        last = min(begin + BLOCK_SEQUENCES, len(idx.lengths))
+        for piece in loss_pieces(descriptor, idx, begin, last):
+            low = int(np.searchsorted(ends, at, "right"))
+            high = int(np.searchsorted(starts, at + len(piece), "left"))
+            places = np.maximum(starts[low:high] - at, 0)
+            sums[low:high] += np.add.reduceat(piece, places, dtype=np.uint32)
+            at += len(piece)
+        tokens, silent = tokens + int(sums.sum()), silent + int(np.count_nonzero(sums == 0))
+    return tokens, silent

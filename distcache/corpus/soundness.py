@@ -167,6 +167,12 @@ def _has_loss(prefix: str, faults: list[Fault], *, shards: bool) -> bool:
         faults.append(Fault(prefix, path, "loss masks in a bucket are not read; download them"))
         return False
     there = os.path.lexists(path)
+    tokens = bin_path(prefix)
+    if not there and os.path.islink(tokens):
+        other = loss_path(os.path.realpath(tokens).removesuffix(".bin"))
+        if os.path.lexists(other):
+            message = f"is missing, and the .bin is that of a corpus that has one, {other}; make "
+            faults.append(Fault(prefix, path, f"{message}the view again"))
     if there and shards:
         faults.append(
             Fault(prefix, path, "corpora of MDS shards have no loss mask; materialize them")

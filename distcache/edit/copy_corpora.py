@@ -5,6 +5,7 @@ Every rank copies an equal share of the bytes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -23,7 +24,7 @@ from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source, r
 from distcache.corpus.examine import digest_tokens, require_sound, require_unchanged
 from distcache.corpus.idx import ITEM_TYPES, bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
-from distcache.corpus.loss import loss_of, loss_path
+from distcache.corpus.loss import loss_path, loss_pieces, reading
 from distcache.corpus.receipt import (
     Ancestor,
     InputReceipt,
@@ -42,7 +43,7 @@ from distcache.edit.padded_source import (
     PaddedSource,
     Padding,
     eod_of,
-    fill_up,
+    padded_losses,
     padded_pieces,
     padded_source,
 )
@@ -437,26 +438,30 @@ def _write_loss(prefix: str, sources: Sequence[CopySource], rank: int, ranks: in
         for index, low, high, _ in _shares(counts, begin, end):
             source = sources[index]
             at = before[index] + int(source.lengths[:low].sum(dtype=np.int64))
-            for first in range(low, high, BLOCK_SEQUENCES):
-                values = _losses(source, first, min(first + BLOCK_SEQUENCES, high))
+            for values in _losses(source, low, high):
                 write_range(target, at, values)
                 at += len(values)
         os.fsync(target)
 
 
-def _losses(source: CopySource, first: int, last: int) -> NDArray[np.uint8]:
-    """Return the mask of some sequences, as they are in the result."""
+def _losses(source: CopySource, first: int, last: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield the mask of some sequences, as they are in the result."""
     unpadded = source.unpadded if isinstance(source, PaddedSource) else source
-    lengths = np.asarray(unpadded.lengths[first:last], np.int64)
-    if source.has_loss and unpadded.idx is not None:
-        with closing_fd(open_regular(loss_path(source.prefix))) as descriptor:
-            own = loss_of(descriptor, unpadded.idx, first, last)
-    else:
-        own = np.ones(int(lengths.sum()), np.uint8)
-    if not isinstance(source, PaddedSource):
-        return own
-    without_loss = Padding(source.multiple_of, 0)
-    return fill_up(own, lengths, without_loss)
+    path = loss_path(source.prefix)
+    with contextlib.ExitStack() as stack:
+        pieces = _ones(int(unpadded.lengths[first:last].sum(dtype=np.int64)))
+        if source.has_loss and unpadded.idx is not None:
+            stack.enter_context(reading(path))
+            descriptor = stack.enter_context(closing_fd(open_regular(path)))
+            pieces = loss_pieces(descriptor, unpadded.idx, first, last)
+        if isinstance(source, PaddedSource):
+            pieces = padded_losses(source, pieces, first, last)
+        yield from pieces
+
+
+def _ones(count: int) -> Iterator[NDArray[np.uint8]]:
+    for begin in range(0, count, COPY_BYTES):
+        yield np.ones(min(COPY_BYTES, count - begin), np.uint8)
 
 
 def _pieces(

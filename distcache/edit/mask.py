@@ -15,8 +15,8 @@ from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path, open_idx
 from distcache.corpus.loss import loss_path, read_loss
 from distcache.corpus.mds.shard_table import has_table
 from distcache.corpus.receipt import LossReceipt, find_receipt, write_receipt
-from distcache.errors import ConfigError, CorpusError
-from distcache.storage.files import atomic_write, no_space_as_error
+from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.storage.files import no_space_as_error, recreate, sync_directory, temporary_name
 
 CHUNK_TOKENS: Final = 4 << 20
 WITHOUT_LOSS: Final = -100  # label of a token that has no loss
@@ -48,39 +48,68 @@ def write_mask(prefix: str, *, values: Path | None = None, labels: str | None = 
     Raises
     ------
     ConfigError
-        If the corpus has a mask, is a view or has no `.bin`.
+        If the corpus has a mask, or a corpus is a view or consists of shards.
+    NotReady
+        If a corpus is missing.
     CorpusError
         If the bytes or labels are not those of the corpus.
     """
     path = Path(loss_path(prefix))
     if os.path.lexists(path):
-        raise ConfigError(f"{path}: exists; remove it first, and build its caches again")
-    if os.path.islink(bin_path(prefix)) or has_table(prefix):
-        raise ConfigError(
-            f"{prefix}: is a view, or consists of shards; give the mask to the corpus that has the "
-            "tokens"
-        )
+        raise ConfigError(f"{path}: exists; remove it first, and make its views and caches again")
+    size = _size_of_tokens(prefix)
     idx = open_idx(prefix)
-    size = os.stat(bin_path(prefix)).st_size
-    pieces = _of_bytes(values, size // idx.item_size) if values else _of_labels(idx, prefix, labels)
-    with no_space_as_error(path), atomic_write(path) as stream:
-        for piece in pieces:
-            stream.write(piece.tobytes())
+    tokens = size // idx.item_size
+    pieces = _of_bytes(values, tokens) if values is not None else _of_labels(idx, prefix, labels)
+    temporary = temporary_name(path)
     try:
-        facts = read_loss(prefix, idx, size)
-    except CorpusError:
-        path.unlink()
-        raise
+        with no_space_as_error(path), recreate(temporary) as stream:
+            for piece in pieces:
+                stream.write(piece.tobytes())
+            stream.flush()
+            os.fsync(stream.fileno())
+        facts = read_loss(prefix, idx, size, str(temporary))
+        os.replace(temporary, path)
+    except CorpusError as error:
+        problems = (problem.replace(str(temporary), str(path)) for problem in error.problems)
+        raise CorpusError(*problems) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
     if (receipt := find_receipt(prefix)) is not None:
         loss = LossReceipt(facts.digest, facts.tokens)
         write_receipt(prefix, msgspec.structs.replace(receipt, loss=loss))
-    tokens = int(idx.lengths.sum(dtype=np.int64))
-    return Masked(str(path), tokens, facts.tokens, facts.silent)
+    own = int(idx.lengths.sum(dtype=np.int64))
+    return Masked(str(path), own, facts.tokens, facts.silent)
+
+
+def _size_of_tokens(prefix: str) -> int:
+    """Return the bytes of the `.bin` of a corpus, which is a file of its own.
+
+    Raises
+    ------
+    ConfigError
+        If the corpus is a view, or consists of shards.
+    NotReady
+        If there is no `.bin`.
+    """
+    tokens = bin_path(prefix)
+    if os.path.islink(tokens) or has_table(prefix):
+        raise ConfigError(
+            f"{prefix}: is a view, or consists of shards; give the corpus that has the tokens"
+        )
+    try:
+        return os.stat(tokens).st_size
+    except FileNotFoundError as error:
+        raise NotReady(f"{tokens}: no such file") from error
 
 
 def _of_bytes(values: Path, tokens: int) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of a file, which has one for each token."""
-    size = values.stat().st_size
+    try:
+        size = values.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"--bytes {values}: cannot be read: {error.strerror}") from error
     if size != tokens:
         raise CorpusError(f"{values}: has {size} bytes, expected one for each of {tokens} tokens")
     with open(values, "rb") as stream:
@@ -91,7 +120,12 @@ def _of_bytes(values: Path, tokens: int) -> Iterator[NDArray[np.uint8]]:
 def _of_labels(idx: Idx, prefix: str, labels: str | None) -> Iterator[NDArray[np.uint8]]:
     """Yield the mask that labels say; those that are not -100 must be the tokens."""
     assert labels is not None, "bytes or labels are given"
+    _size_of_tokens(labels)
     other = open_idx(labels)
+    for one, name in ((idx, prefix), (other, labels)):
+        ends = np.cumsum(one.lengths, dtype=np.int64) * one.item_size
+        if len(ends) and not np.array_equal(one.offsets[1:], ends[:-1]):
+            raise ConfigError(f"{name}: has its tokens in another order than its sequences")
     if not np.array_equal(other.lengths, idx.lengths):
         raise CorpusError(f"{labels}: has other sequences than {prefix}")
     types = [ITEM_TYPES[one.type_code] for one in (idx, other)]

@@ -24,6 +24,7 @@ from distcache.plan.config import MAX_MULTIPLE
 from distcache.storage.threads import decodable
 
 BLOCK_SEQUENCES: Final = 1 << 18  # at a time
+MASK_BYTES: Final = 4 << 20  # bytes of a mask at a time
 
 
 @decodable
@@ -121,16 +122,44 @@ def padded_pieces(
     begin, end = low // kind.itemsize, high // kind.itemsize
     stream: _Stream | None = None
     for run in _runs(source, begin, end, max(len(room) // kind.itemsize, 1)):
-        found = np.full(run.size, source.eod, kind)
         count = int(run.counts.sum())
-        if count:
+        if count and stream is None:
             first = run.true_begin * kind.itemsize
-            rest = source.unpadded.nbytes
-            stream = stream or _Stream(token_pieces(source.unpadded, first, rest, room))
-            before = np.cumsum(run.counts) - run.counts
-            tokens = stream.take(count * kind.itemsize).view(kind)
-            found[np.repeat(run.places - before, run.counts) + np.arange(count)] = tokens
-        yield found.view(np.uint8)
+            pieces = token_pieces(source.unpadded, first, source.unpadded.nbytes, room)
+            stream = _Stream(pieces)
+        tokens = (
+            np.empty(0, kind) if stream is None else stream.take(count * kind.itemsize).view(kind)
+        )
+        yield _spread(run, tokens, source.eod).view(np.uint8)
+
+
+def padded_losses(
+    source: PaddedSource, pieces: Iterator[NDArray[np.uint8]], first: int, last: int
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield the loss mask of sequences of a padded corpus, whose padding has no loss.
+
+    Parameters
+    ----------
+    source : PaddedSource
+        The corpus.
+    pieces : iterator of ndarray of uint8
+        The mask of the same sequences without padding.
+    first, last : int
+        Range of sequences.
+    """
+    begin = int(source.lengths[:first].sum(dtype=np.int64))
+    end = begin + int(source.lengths[first:last].sum(dtype=np.int64))
+    stream = _Stream(pieces)
+    for run in _runs(source, begin, end, MASK_BYTES):
+        yield _spread(run, stream.take(int(run.counts.sum())), 0)
+
+
+def _spread(run: _Run, values: NDArray[Any], padding: int) -> NDArray[Any]:
+    """Return the values of a run with padding between them."""
+    found = np.full(run.size, padding, values.dtype)
+    before = np.cumsum(run.counts) - run.counts
+    found[np.repeat(run.places - before, run.counts) + np.arange(len(values))] = values
+    return found
 
 
 class _Run(NamedTuple):

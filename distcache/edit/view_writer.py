@@ -119,7 +119,8 @@ def origin_of_view(
     """
     given = {name: value for name, value in options.items() if value is not None}
     identity = msgspec.json.encode(
-        [kind, facts.prefix, facts.identity, given, *filter(None, tokens.links)], order="sorted"
+        [kind, facts.prefix, facts.identity, given, tokens.links, facts.loss and facts.loss.digest],
+        order="sorted",
     )
     digest = xxhash.xxh3_128(identity).hexdigest()
     return Origin(kind, digest, tokenizer, given, {"distcache": __version__})

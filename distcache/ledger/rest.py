@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ from distcache.corpus.ancestry import root_of_view
 from distcache.corpus.corpus import CorpusFacts, open_examined
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import Idx, unused_name
+from distcache.corpus.loss import loss_path
 from distcache.corpus.receipt import Receipt, tokenizers_of
 from distcache.corpus.same_documents import Part, same_documents
 from distcache.corpus.source_rows import grouped
@@ -141,6 +142,27 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
     megatron: str  # path of the same for Megatron's ``--per-split-data-args-path``
 
 
+def _require_masks(trained: Sequence[Trained], facts: Mapping[str, CorpusFacts]) -> None:
+    """Refuse corpora whose loss masks are not those of the caches: views would have others.
+
+    Raises
+    ------
+    ConfigError
+        Naming the corpus.
+    """
+    for split, _ in trained:
+        if isinstance(split.cache, MegatronFiles):
+            continue
+        for source in range(len(split.corpora)):
+            found = facts.get(split.place(source))
+            digest = split.cache.loss_digest(source)
+            if found is not None and (found.loss.digest if found.loss else None) != digest:
+                raise ConfigError(
+                    f"{loss_path(found.prefix)}: is missing, or another loss mask than "
+                    f"{split.cache.path} was built with; put it back"
+                )
+
+
 class RestOptions(msgspec.Struct, frozen=True):
     """What to make of what is left."""
 
@@ -184,6 +206,7 @@ def write_rest(
     first = trained[0].split
     known = _corpora(trained, options.sampling)
     facts = require_sound(SerialCommunicator(), list(known), threads)
+    _require_masks(trained, facts)
     views = _views_of_others(known, facts)
     with may_write(Path(directory), "choose another --out"):
         make_directories(Path(directory))

@@ -88,9 +88,9 @@ class SampleReader:
                 self._require_intact()
             sections = [self._section(member) for member in members]
             places = [self.split.member(member).places for member in members]
-            for rows, where in cut_by_files(
-                self._locate(places, sections, samples), FILES_PER_READER
-            ):
+            has_masks = any(known.loss for known in places)
+            most = FILES_PER_READER // 2 if has_masks else FILES_PER_READER
+            for rows, where in cut_by_files(self._locate(places, sections, samples), most):
                 with self._fetching.open(fetched_ranges(where)) as fetched:
                     losses = [known.loss for known in places[rows]]
                     self._read_rows(

@@ -6,6 +6,7 @@ loss of predicting an even token is none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_a_mask_that_is_gone_or_cut_short(masked: Path, tmp_path: Path) -> None:
     [
         (lambda size: b"\1" * (size - 1), "expected one for each token"),
         (lambda size: b"\1" * size + b"\0", "expected one for each token"),
-        (lambda size: b"\0" * size, "no token has a loss"),
+        (lambda size: b"\0" * size, "has a loss, so that nothing"),
         (lambda size: b"\1" * (size - 3) + b"\2\1\1", "is 2, expected 0 or 1"),
     ],
 )
@@ -228,7 +229,7 @@ def test_masks_that_are_not_those_of_a_corpus(tmp_path: Path) -> None:
     wrong = tmp_path / "mask.bin"
     for content, message in (
         (b"\1" * (len(tokens) - 1), "expected one for each"),
-        (b"\0" * len(tokens), "no token has a loss"),
+        (b"\0" * len(tokens), "has a loss, so that nothing"),
         (b"\5" * len(tokens), "expected 0 or 1"),
     ):
         wrong.write_bytes(content)
@@ -280,3 +281,64 @@ def test_a_localized_copy_reads_the_shared_mask(masked: Path, tmp_path: Path) ->
     Path(loss_path(str(masked / "long"))).unlink()
     with pytest.raises(NotReady, match=r"long\.loss"):
         here.localize(path, tmp_path / "other")
+
+
+def test_a_view_that_is_older_than_the_mask_is_a_fault(masked: Path, tmp_path: Path) -> None:
+    """It would have a loss everywhere; made again, it has the mask."""
+    mask = Path(loss_path(str(masked / "long")))
+    content = mask.read_bytes()
+    mask.unlink()
+    here.select(masked / "long", tmp_path / "view", min_length=3)
+    mask.write_bytes(content)
+    (fault,) = here.faults([tmp_path / "view"])
+    assert "make the view again" in fault.message
+    with pytest.raises(KeyMismatch):
+        here.select(masked / "long", tmp_path / "view", min_length=3)
+    here.select(masked / "long", tmp_path / "new", min_length=3)
+    assert here.sound(tmp_path / "new").loss is not None
+
+
+def test_what_is_left_needs_the_mask_of_training(masked: Path, tmp_path: Path) -> None:
+    """Views without it would have a loss everywhere."""
+    cache = build(masked, "passes", tmp_path / "caches")
+    Path(loss_path(str(masked / "long"))).unlink()
+    trained = [Trained(trace(cache), Consumed.of_number(100))]
+    with pytest.raises(ConfigError, match=r"long\.loss: is missing, or another"):
+        write_rest(trained, str(tmp_path / "rest"), RestOptions())
+
+
+def test_a_corpus_that_is_gone_keeps_its_mask_in_the_key(masked: Path, tmp_path: Path) -> None:
+    """A cache that continues another is the same whether files that nothing draws are there."""
+    alone = {"split": "1,0,0", "samples": {"train": 250, "valid": 0}}
+    first = build(masked, "passes", tmp_path / "first", **alone)
+    fields = fields_of(masked, "passes") | {
+        "split": "1,0,0",
+        "continue": {"cache": str(first), "samples": 100},
+        "blend": [str(masked / name) for name in ("short", "mixed", "long")],
+        "phases": [{"samples": 60, "weights": [1, 0, 1]}],
+        "samples": {"valid": 0, "test": 0},
+    }
+    with_files = here.plan(fields).key
+    for path in masked.glob("mixed.*"):
+        path.rename(tmp_path / path.name)
+    assert here.plan(fields).key == with_files
+
+
+def test_long_sequences_are_counted_in_pieces(tmp_path: Path, limit: Callable[..., None]) -> None:
+    """Pieces that end within sequences, and blocks of them; in any order of the `.bin`."""
+    limit("distcache.corpus.loss", CHUNK_BYTES=7, BLOCK_SEQUENCES=5)
+    limit("distcache.edit.padded_source", MASK_BYTES=9)
+    write_numbered(tmp_path)
+    write_masks(tmp_path)
+    for name in MASKED:
+        facts = here.sound(tmp_path / name)
+        tokens = np.fromfile(bin_path(str(tmp_path / name)), "i4")
+        lengths = open_idx(str(tmp_path / name)).lengths
+        parts = np.split(tokens % 2, np.cumsum(lengths)[:-1])
+        silent = sum(1 for part in parts if len(part) and not part.any())
+        assert facts.loss is not None
+        assert (facts.loss.tokens, facts.loss.silent) == ((tokens % 2).sum(), silent)
+        here.materialize(tmp_path / name, tmp_path / f"{name}-8", multiple_of=8, eod=0)
+        mask = np.fromfile(loss_path(str(tmp_path / f"{name}-8")), "u1")
+        filled = np.fromfile(bin_path(str(tmp_path / f"{name}-8")), "i4")
+        assert mask.tolist() == (filled % 2).tolist()
