@@ -398,6 +398,7 @@ class PickedDocuments(DocumentBuffer):
         tokens: NDArray[Any],
         lengths: NDArray[np.int32],
         counts: NDArray[np.int32],
+        losses: NDArray[np.uint8] | None = None,
     ) -> None:
         """Keep the selected ones of these documents."""
         ends = np.cumsum(counts)

@@ -81,6 +81,8 @@ def make_corpora(
     on_all_ranks(
         communicator, lambda: _fill(communicator, store, segments, ends), "writing the index"
     )
+    if any(record.facts.masked for record in work.records):
+        on_all_ranks(communicator, lambda: _fill_losses(communicator, work), "writing loss masks")
     progress.phase("examining")
     prefixes = [output.unfinished(shard) for shard in range(len(ends))]
     sound = require_sound(communicator, prefixes, threads)
@@ -105,6 +107,18 @@ def _lay_out(store: TokenStore, ends: Sequence[Counts]) -> None:
         plan = _plan(store, end)
         lay_out_idx(store.output.unfinished(shard), plan)
         store.cut(shard, end.tokens * plan.item_size)
+
+
+def _fill_losses(communicator: Communicator, work: Work) -> None:
+    """Give the tokens of this rank's share of pieces without a mask a loss, and sync."""
+    bounds = slice_bounds(len(work.records), communicator.size, 1)
+    for record in work.records[bounds[communicator.rank] : bounds[communicator.rank + 1]]:
+        for segment in record.segments if not record.facts.masked else ():
+            work.store.give_loss(segment)
+    if communicator.rank == 0:
+        for shard, end in enumerate(_ends(work.segments)):
+            work.store.cut_losses(shard, end.tokens)
+    work.store.settle()
 
 
 def _fill(

@@ -70,6 +70,7 @@ class PieceFacts(msgspec.Struct):
     by_library: int = 0
     compared: int = 0
     ended: int = 0  # documents of text whose own last token is the one that ends documents
+    masked: bool = False  # whether some of its tokens have no loss
     # Invalid rows, and as the last one what ends the ingest. One may represent the rest of a row
     # group.
     problems: list[Problem] = []
@@ -136,6 +137,7 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
         self._spooled: list[tuple[int, int]] = []  # where the spool has tokens
         self._lengths: list[NDArray[np.int32]] = []
         self._counts: list[NDArray[np.int32]] = []
+        self._losses: list[NDArray[np.uint8]] = []
         self._digest = xxhash.xxh3_64()
 
     def add(
@@ -144,6 +146,7 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
         lengths: NDArray[np.int32],
         counts: NDArray[np.int64],
         places: NDArray[np.int64],
+        losses: NDArray[np.uint8] | None = None,
         *,
         drop_empty: bool,
     ) -> None:
@@ -157,6 +160,8 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
             Sequences of each row.
         places : ndarray of int64, shape (rows,)
             Number of each row in the piece.
+        losses : ndarray of uint8, shape (tokens,), or None
+            Which tokens have a loss, as of `append`.
         drop_empty : bool
             Whether rows without sequences become no documents.
         """
@@ -165,13 +170,14 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
         if drop_empty:
             counts, places = counts[filled], places[filled]
         self.facts.keep(places)
-        self.append(tokens, lengths, counts.astype(np.int32))
+        self.append(tokens, lengths, counts.astype(np.int32), losses)
 
     def append(
         self,
         tokens: NDArray[Any],
         lengths: NDArray[np.int32],
         counts: NDArray[np.int32],
+        losses: NDArray[np.uint8] | None = None,
     ) -> None:
         """Add whole documents; the tokens are copied.
 
@@ -183,7 +189,14 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
             Tokens of each sequence.
         counts : ndarray of int32, shape (documents,)
             Sequences of each document.
+        losses : ndarray of uint8, shape (tokens,), or None
+            1 for each token that has a loss, and 0 for others; None if all have one.
         """
+        if losses is not None and not self.facts.masked:
+            self.facts.masked = True
+            self._losses = [np.ones(self.facts.tokens, np.uint8)]
+        if self.facts.masked:
+            self._losses.append(np.ones(len(tokens), np.uint8) if losses is None else losses)
         self.facts.documents += len(counts)
         self.facts.sequences += len(lengths)
         self.facts.tokens += len(tokens)
@@ -221,10 +234,10 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
 
     @property
     def digest(self) -> str:
-        """XXH3-64 of the tokens' bytes, then of the lengths and of the counts of sequences."""
+        """XXH3-64 of the tokens' bytes, then of lengths, of counts of sequences, and of losses."""
         digest = self._digest.copy()
-        digest.update(self.lengths.data)
-        digest.update(self.counts.data)
+        for values in (self.lengths, self.counts, self.losses):
+            digest.update(values.data)
         return digest.hexdigest()
 
     @property
@@ -236,6 +249,11 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
     def counts(self) -> NDArray[np.int32]:
         """Sequences of each document, of shape (documents,)."""
         return np.concatenate([np.empty(0, np.int32), *self._counts])
+
+    @property
+    def losses(self) -> NDArray[np.uint8]:
+        """Whether each token has a loss, of shape (tokens,); empty if all have one."""
+        return np.concatenate([np.empty(0, np.uint8), *self._losses])
 
     def blocks(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the tokens' bytes, block by block."""
@@ -261,14 +279,17 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
 
 
 def digest_of(
-    tokens: Iterator[NDArray[np.uint8]], lengths: NDArray[np.int32], counts: NDArray[np.int32]
+    tokens: Iterator[NDArray[np.uint8]],
+    lengths: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    losses: NDArray[np.uint8],
 ) -> str:
     """Return the digest of what is in a corpus, as `DocumentBuffer.digest` computes it."""
     digest = xxhash.xxh3_64()
     for block in tokens:
         digest.update(block.data)
-    digest.update(lengths.data)
-    digest.update(counts.data)
+    for values in (lengths, counts, losses):
+        digest.update(values.data)
     return digest.hexdigest()
 
 

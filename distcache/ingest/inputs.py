@@ -15,7 +15,13 @@ import msgspec
 
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.ingest.readers.formats import FORMATS, SUFFIXES, TEXT_FORMATS, TOKEN_FORMATS
+from distcache.ingest.readers.formats import (
+    FORMATS,
+    SUFFIXES,
+    TEXT_FORMATS,
+    TOKEN_FORMATS,
+    paths_beside,
+)
 from distcache.option import Option
 from distcache.storage.threads import decodable
 from distcache.storage.units import parse_positive_size
@@ -118,7 +124,7 @@ def find_inputs(
 def files_beside(paths: Sequence[str], given: str | None = None) -> list[str]:
     """Return where the files beside inputs would be; `given` is the format of all."""
     kinds = [(path, given or SUFFIXES.get(_split(path)[0], "")) for path in paths]
-    return [path + suffix for path, kind in kinds if kind for suffix in FORMATS[kind].beside]
+    return [other for path, kind in kinds if kind for other in paths_beside(path, kind)]
 
 
 def suffixes_of(formats: Sequence[str], given: str | None) -> set[str] | None:
@@ -352,10 +358,9 @@ class TokenOptions(Common, frozen=True, kw_only=True):
         int | None, Option("End each document with this token, if it does not.", least=0)
     ] = None
     masks: Annotated[
-        Literal["refuse", "ignore"],
+        Literal["keep", "ignore"],
         Option(
-            "A row whose loss_mask, assistant_masks, completion_mask or labels leave tokens out of "
-            "the loss is invalid, or they become tokens as any others. Padding by attention_mask "
-            "is left out."
+            "Make a loss mask of loss_mask, assistant_masks, completion_mask and labels, or ignore "
+            "them. Padding by attention_mask is left out."
         ),
-    ] = "refuse"
+    ] = "keep"

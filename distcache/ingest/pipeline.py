@@ -133,6 +133,13 @@ def ingest(
             with contextlib.closing(work.store):
                 receipts, share = _make(communicator, work, origin, threads, watch)
             resumed.append(share)
+            losses = [receipt.loss.tokens for receipt in receipts if receipt.loss is not None]
+            if losses:
+                whole = sum(receipt.tokens for receipt in receipts)
+                watch.note(
+                    f"{sum(losses):,} of {whole:,} tokens have a loss, by the masks beside them "
+                    "(loss_mask, labels and the like)"
+                )
             ended = sum(record.facts.ended for record in work.records)
             if ended and isinstance(options, TextOptions) and not options.eod_once:
                 watch.note(

@@ -18,13 +18,15 @@ from distcache.storage.unfinished_file import UnfinishedFile
 TOKENS: Final = "bin"
 LENGTHS: Final = "lengths"
 COUNTS: Final = "counts"
+LOSS: Final = "loss"
 MAX_OPEN_FILES: Final = 24  # open files; there may be thousands of corpora
 
 
 class TokenStore:
     """Files of tokens, of lengths of sequences, and of sequences per document, for each corpus.
 
-    The lengths and counts, int32, become the `.idx` when their number is known.
+    The lengths and counts, int32, become the `.idx` when their number is known. A file of losses,
+    a byte for each token, is only there if a piece leaves tokens out.
 
     Parameters
     ----------
@@ -70,9 +72,27 @@ class TokenStore:
         """Truncate the tokens of a corpus."""
         self._file(shard, TOKENS).truncate(nbytes)
 
+    def cut_losses(self, shard: int, tokens: int) -> None:
+        """Truncate the losses of a corpus, or make as many."""
+        self._file(shard, LOSS).truncate(tokens)
+
+    def give_loss(self, segment: Segment) -> None:
+        """Write that all tokens of a segment have a loss."""
+        at, end = segment.first.tokens, segment.first.tokens + segment.size.tokens
+        for begin in range(at, end, BLOCK_BYTES):
+            size = min(BLOCK_BYTES, end - begin)
+            self._file(segment.shard, LOSS).write(begin, np.ones(size, np.uint8))
+
     def write(self, buffer: DocumentBuffer, segments: list[Segment]) -> None:
         """Write the documents of a piece at their places."""
         self._write_tokens(buffer, segments)
+        if buffer.facts.masked:
+            losses, begin = buffer.losses, 0
+            for segment in segments:
+                size = segment.size.tokens
+                own = losses[begin : begin + size]
+                self._file(segment.shard, LOSS).write(segment.first.tokens, own)
+                begin += size
         for name, values in ((LENGTHS, buffer.lengths), (COUNTS, buffer.counts)):
             begin = 0
             for segment in segments:
@@ -115,15 +135,22 @@ class TokenStore:
         try:
             lengths = [self.values(segment, LENGTHS) for segment in record.segments]
             counts = [self.values(segment, COUNTS) for segment in record.segments]
+            losses = map(self._losses, record.segments if record.facts.masked else ())
             empty = np.empty(0, np.int32)
             found = digest_of(
                 self._tokens(record.segments),
                 np.concatenate([empty, *lengths]),
                 np.concatenate([empty, *counts]),
+                np.concatenate([np.empty(0, np.uint8), *losses]),
             )
         except EOFError:
             return False
         return found == record.digest
+
+    def _losses(self, segment: Segment) -> NDArray[np.uint8]:
+        at, end = segment.first.tokens, segment.first.tokens + segment.size.tokens
+        descriptor = self._file(segment.shard, LOSS).descriptor
+        return np.frombuffer(read_range(descriptor, at, end), np.uint8)
 
     def _tokens(self, segments: list[Segment]) -> Iterator[NDArray[np.uint8]]:
         """Yield the tokens' bytes; the buffer is reused."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distcache.corpus.loss import loss_path
 from distcache.corpus.receipt import read_receipt
 from distcache.edit.source_readback import read_back
 from distcache.errors import ConfigError, CorpusError, NotReady
@@ -217,20 +218,28 @@ def test_a_directory_of_arrays(tmp_path: Path) -> None:
     assert len(tokens(words, tmp_path / "two", format="raw", dtype="uint16")) == 2
 
 
-def test_a_mask_beside_an_array(tmp_path: Path) -> None:
-    """As datatrove writes it; it is never lost, unless that is asked for."""
-    np.array([1, 2, 0, 3, 0], np.uint16).tofile(tmp_path / "a.ds")
-    mask = tmp_path / "a.ds.loss"
-    mask.write_bytes(b"\1\1\1\1\1")
-    assert tokens([tmp_path], tmp_path / "all", dtype="uint16") == [[1, 2, 0], [3, 0]]
-    mask.write_bytes(b"\0\0\1\1\1")
-    with pytest.raises(CorpusError, match=r"ds.loss leaves 2 of 5 tokens out of the loss"):
-        tokens([tmp_path / "a.ds"], tmp_path / "out", dtype="uint16")
-    ignored = tokens([tmp_path / "a.ds"], tmp_path / "any", dtype="uint16", masks="ignore")
-    assert ignored == [[1, 2, 0], [3, 0]]
-    mask.write_bytes(b"\1\1")
-    with pytest.raises(CorpusError, match=r"ds.loss has 2 bytes for 5 tokens"):
-        tokens([tmp_path / "a.ds"], tmp_path / "out", dtype="uint16")
+@pytest.mark.parametrize("block", [2, 6, 4 << 20])
+@pytest.mark.parametrize(
+    ("name", "mask"), [("a.ds", "a.ds.loss"), ("token_ids_0.npy", "labels_mask_0.npy")]
+)
+def test_a_mask_beside_an_array(
+    name: str, mask: str, block: int, tmp_path: Path, limit: Callable[..., None]
+) -> None:
+    """As datatrove and OLMo-core write it, a byte for each token."""
+    limit("distcache.ingest.readers.token_arrays", BATCH_BYTES=block)
+    np.array([1, 2, 0, 3, 0], np.uint16).tofile(tmp_path / name)
+    (tmp_path / mask).write_bytes(b"\1\1\1\1\1")
+    fields = {"dtype": "uint16"}
+    assert tokens([tmp_path], tmp_path / "all", **fields) == [[1, 2, 0], [3, 0]]
+    assert not Path(loss_path(str(tmp_path / "all"))).exists()
+    (tmp_path / mask).write_bytes(b"\0\0\1\1\0")
+    assert tokens([tmp_path / name], tmp_path / "out", **fields) == [[1, 2, 0], [3, 0]]
+    assert Path(loss_path(str(tmp_path / "out"))).read_bytes() == b"\0\0\1\1\0"
+    tokens([tmp_path / name], tmp_path / "any", masks="ignore", **fields)
+    assert not Path(loss_path(str(tmp_path / "any"))).exists()
+    (tmp_path / mask).write_bytes(b"\1\1")
+    with pytest.raises(CorpusError, match=f"{mask} has 2 bytes for 5 tokens"):
+        tokens([tmp_path / name], tmp_path / "none", **fields)
 
 
 @pytest.mark.parametrize("ends", [[0, 0, 0], [0, 3, 3, 9], [9, 9], [9]])

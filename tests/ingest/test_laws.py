@@ -171,11 +171,12 @@ def test_options_and_journals_keep_their_form() -> None:
     )
     assert msgspec.json.encode(TokenOptions()) == (
         b'{"token_type":"auto","on_error":"fail","shard_size":null,"empty":"drop","format":null,'
-        b'"column":"input_ids","dtype":null,"vocabulary":null,"eod":null,"masks":"refuse"}'
+        b'"column":"input_ids","dtype":null,"vocabulary":null,"eod":null,"masks":"keep"}'
     )
     line = (
         b'{"piece":0,"facts":{"digest":"ab","rows":4,"empty":1,"skipped":1,"documents":2,'
-        b'"sequences":3,"tokens":9,"lines":5,"by_library":0,"compared":0,"ended":0,"problems":[]'
+        b'"sequences":3,"tokens":9,"lines":5,"by_library":0,"compared":0,"ended":0,'
+        b'"masked":false,"problems":[]'
         b'%b},"digest":"cd","segments":[[0,[0,0,0],[2,3,9]]]}'
     )
     for kept, written in ((b"", b'"kept":"","following":0,"run":0'), (NOTED, NOTED)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distcache.corpus.loss import loss_path
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, CorpusError
-from distcache.ingest.pipeline import IngestOutcome
+from distcache.ingest.inputs import TokenOptions
+from distcache.ingest.pipeline import IngestOutcome, ingest
 from tests.support import here
 from tests.support.texts import read_corpus, write_shard
+from tests.support.threads import run_ranks
 
 _random = np.random.default_rng(5)
 ROWS = [_random.integers(0, 120, size).tolist() for size in _random.integers(1, 50, 200)]
@@ -240,28 +244,63 @@ def test_padding_is_left_out(form: str, tmp_path: Path) -> None:
     assert done.empty == 1
 
 
+def losses_of(prefix: Path) -> list[list[int]]:
+    """Return the loss mask of each document of a corpus."""
+    values = Path(loss_path(str(prefix))).read_bytes()
+    lengths = [len(row) for row in rows_of(prefix)]
+    return [
+        list(values[end - length : end])
+        for length, end in zip(lengths, np.cumsum(lengths), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("masks", "losses"),
+    [
+        ({"labels": [-100, -100, 3]}, [0, 0, 1]),  # the tokens
+        ({"labels": [-100, 3, -100]}, [0, 0, 1]),  # the next ones
+        ({"labels": [-100, 3, 9]}, [0, 0, 1]),  # with the end, which is no token of the row
+        ({"loss_mask": [0, 1, 0]}, [0, 1, 0]),
+        ({"loss_mask": [0.0, 0.0, 1.0]}, [0, 0, 1]),
+        ({"assistant_masks": [False, True, False]}, [0, 1, 0]),
+        ({"completion_mask": [1, 1, 0], "loss_mask": [0, 1, 1]}, [0, 1, 0]),
+        ({"loss_mask": [0, 1, 0], "attention_mask": [0, 1, 1]}, [1, 0]),
+    ],
+)
+def test_masks_say_which_tokens_have_a_loss(
+    form: str, masks: dict[str, list[Any]], losses: list[int], tmp_path: Path
+) -> None:
+    """Beside rows without a mask, which have a loss everywhere; an end is learned as its token."""
+    rows = [{"input_ids": [4, 5]}, {"input_ids": [1, 2, 3], **masks}, {"input_ids": [6]}]
+    path = masked(form, tmp_path / "a", rows)
+    run([path], tmp_path / "out", vocabulary=9, eod=0)
+    wanted = [1, 2, 3][-len(losses) :]
+    assert rows_of(tmp_path / "out") == [[4, 5, 0], [*wanted, 0], [6, 0]]
+    assert losses_of(tmp_path / "out") == [[1, 1, 1], [*losses, losses[-1]], [1, 1]]
+    run([path], tmp_path / "ignored", vocabulary=9, masks="ignore")
+    assert not Path(loss_path(str(tmp_path / "ignored"))).exists()
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow"])
 @pytest.mark.parametrize(
     ("name", "mask", "said"),
     [
-        ("labels", [-100, -100, 3], "labels leaves 2 of 3 tokens out of the loss"),
-        ("loss_mask", [0, 1, 1], "loss_mask leaves 1 of 3 tokens"),
-        ("loss_mask", [0.0, 1.0, 1.0], "loss_mask leaves 1 of 3 tokens"),
-        ("assistant_masks", [False, True, True], "assistant_masks leaves 1 of 3 tokens"),
-        ("completion_mask", [1, 1, 0], "completion_mask leaves 1 of 3 tokens"),
         ("attention_mask", [1, 0, 1], "is 0 for 1 tokens between others"),
         ("loss_mask", [1, 1], "loss_mask has 2 values for 3 tokens"),
+        ("labels", [7, 8, 7], "labels are neither the tokens nor the next ones"),
+        ("labels", [2, 3, -100], "labels are neither"),  # the next ones, and others are the tokens
     ],
 )
-def test_masks_that_a_corpus_cannot_have(
+def test_masks_that_are_none(
     form: str, name: str, mask: list[Any], said: str, tmp_path: Path
 ) -> None:
     """Each is a fault of its row, unless masks are ignored; a wrong length is one in any case."""
-    whole = type(mask[0])(1)
+    own = [[4, 5], [6]] if name == "labels" else [[1, 1], [1]]
     rows = [
-        {"input_ids": [4, 5], name: [whole, whole]},
+        {"input_ids": [4, 5], name: own[0]},
         {"input_ids": [1, 2, 3], name: mask},
-        {"input_ids": [6], name: [whole]},
+        {"input_ids": [6], name: own[1]},
     ]
     path = masked(form, tmp_path / "a", rows)
     with pytest.raises(CorpusError, match=said):
@@ -271,6 +310,41 @@ def test_masks_that_a_corpus_cannot_have(
     if len(mask) == 3:
         run([path], tmp_path / "ignored", vocabulary=9, masks="ignore")
         assert rows_of(tmp_path / "ignored") == [[4, 5], [1, 2, 3], [6]]
+
+
+@pytest.mark.parametrize("shard_size", [None, 40])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_masks_of_many_pieces(
+    ranks: int, shard_size: int | None, tmp_path: Path, limit: Callable[..., None]
+) -> None:
+    """Pieces without a mask have a loss everywhere, for any ranks; and documents are read back."""
+    limit("distcache.ingest.pieces", MIN_PIECE_BYTES=200, ROUND_BYTES=300)
+    random = np.random.default_rng(2)
+    rows, tokens, losses = [], [], []
+    for number in range(80):
+        ids = random.integers(1, 90, int(random.integers(1, 12))).tolist()
+        mask = random.integers(0, 2, len(ids)).tolist() if number > 40 else [1] * len(ids)
+        rows.append({"input_ids": ids} | ({"loss_mask": mask} if number % 3 else {}))
+        if not number % 3:
+            mask = [1] * len(ids)
+        if len(mask) > 1 and mask[0] == 0 and all(mask[1:]):
+            mask = [1] * len(ids)
+        tokens += ids
+        losses += mask
+    path = masked("jsonl", tmp_path / "a", rows)
+    fields = {"vocabulary": 100, "masks": "keep"} | (
+        {"shard_size": shard_size} if shard_size else {}
+    )
+
+    def ingest_all(communicator: Any) -> None:
+        ingest(communicator, [str(path)], str(tmp_path / "out"), TokenOptions(**fields), None, 1)
+
+    assert run_ranks(ranks, ingest_all) == ([None] * ranks, [])
+    prefixes = sorted(str(p).removesuffix(".idx") for p in tmp_path.glob("out*.idx"))
+    assert (len(prefixes) > 3) == (shard_size is not None)
+    read = b"".join(Path(loss_path(prefix)).read_bytes() for prefix in prefixes)
+    assert list(read) == losses
+    assert [t for prefix in prefixes for row in rows_of(Path(prefix)) for t in row] == tokens
 
 
 @pytest.mark.parametrize(
@@ -303,12 +377,12 @@ def test_columns_of_one_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_what_is_no_mask(form: str, tmp_path: Path) -> None:
     """Labels that are shifted by one, of a class, or of ones alone; and a mask that is the ids."""
-    rows = [
-        {"input_ids": [1, 2, 3], "labels": [2, 3, -100], "attention_mask": [1, 1, 1]},
-        {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "attention_mask": [1, 1, 1]},
-    ]
-    run([masked(form, tmp_path / "a", rows)], tmp_path / "out", vocabulary=9)
-    assert rows_of(tmp_path / "out") == [[1, 2, 3], [1, 2, 3]]
+    for number, labels in enumerate(([2, 3, -100], [-100, 2, 3], [1, 2, 3])):
+        rows = [{"input_ids": [1, 2, 3], "labels": labels, "attention_mask": [1, 1, 1]}]
+        out = tmp_path / f"out-{number}"
+        run([masked(form, tmp_path / "a", rows)], out, vocabulary=9)
+        assert rows_of(out) == [[1, 2, 3]]
+        assert not Path(loss_path(str(out))).exists()
     rows = [{"input_ids": [1, 2], "labels": [7]}, {"input_ids": [3], "labels": [1, 0, 1]}]
     run([masked(form, tmp_path / "d", rows)], tmp_path / "several", vocabulary=9)
     assert rows_of(tmp_path / "several") == [[1, 2], [3]]
@@ -325,3 +399,13 @@ def test_what_is_no_mask(form: str, tmp_path: Path) -> None:
     rows = [{"labels": [1, 2]}, {"labels": [3]}]
     run([masked(form, tmp_path / "c", rows)], tmp_path / "own", vocabulary=9, column="labels")
     assert rows_of(tmp_path / "own") == [[1, 2], [3]]
+
+
+def test_packed_rows_of_another_tool_are_refused(tmp_path: Path) -> None:
+    """Their masks belong to the token before, and a row has several documents."""
+    rows = [{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "seq_start_id": [0, 2]}]
+    path = masked("parquet", tmp_path / "a", rows)
+    with pytest.raises(CorpusError, match="packed rows of Megatron-Bridge"):
+        run([path], tmp_path / "out", vocabulary=9)
+    run([path], tmp_path / "ignored", vocabulary=9, masks="ignore")
+    assert rows_of(tmp_path / "ignored") == [[1, 2, 3]]

@@ -5,6 +5,7 @@ A new format is a file beside this one, and an entry in this table.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -32,6 +33,8 @@ class SourceFormat:
     given: tuple[str, ...] = ()
 
 
+OLMO_TOKENS: Final = "token_ids"  # begin of the name of an array of OLMo-core
+OLMO_MASK: Final = "labels_mask"  # the same of the mask of its loss, which is beside it
 ENDS: Final = ".index"
 LOSS: Final = ".loss"
 HERE: Final = "distcache.ingest.readers."
@@ -69,3 +72,12 @@ FORMATS: Final = {
 SUFFIXES: Final = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
 TEXT_FORMATS: Final = tuple(name for name, kind in FORMATS.items() if kind.texts)
 TOKEN_FORMATS: Final = tuple(name for name, kind in FORMATS.items() if kind.tokens)
+
+
+def paths_beside(path: str, kind: str) -> list[str]:
+    """Return where the files beside an input of a format would be."""
+    directory, name = os.path.split(path)
+    found = [path + suffix for suffix in FORMATS[kind].beside]
+    if kind == "raw" and name.startswith(OLMO_TOKENS):
+        found.append(os.path.join(directory, OLMO_MASK + name.removeprefix(OLMO_TOKENS)))
+    return found

@@ -21,7 +21,7 @@ from distcache.ingest.readers.input_rows import (
     line_rows,
     too_long,
 )
-from distcache.ingest.readers.token_masks import LEFT_OUT, unpadded
+from distcache.ingest.readers.token_masks import LEFT_OUT, readable
 
 MAX_LINE_BYTES: Final = 1 << 30  # bytes of a line of ids
 BATCH_IDS: Final = 1 << 19
@@ -57,7 +57,7 @@ def json_id_rows(
         if row.reason is None:
             lines += 1
             some += [row] if row.value is not None else []
-            size += len(row.value or ())
+            size += len(row.value[0]) if row.value else 0
         if some and (row.reason is not None or size >= BATCH_IDS or lines >= BATCH_LINES):
             yield _token_rows(some, lines, options.column)
             some, lines, size = [], 0, 0
@@ -69,9 +69,13 @@ def json_id_rows(
 def _token_rows(rows: Sequence[InputRow], lines: int, column: str) -> TokenRows:
     import pyarrow as pa  # noqa: PLC0415
 
-    lists = pa.array([row.value for row in rows], pa.large_list(pa.int64()))
+    found = [row.value or [[], {}] for row in rows]
+    columns = {column: pa.array([ids for ids, _ in found], pa.large_list(pa.int64()))}
+    for name in dict.fromkeys(name for _, masks in found for name in masks):
+        values = [masks.get(name) for _, masks in found]
+        columns[name] = pa.array(values, pa.large_list(pa.float64()))
     return TokenRows(
-        pa.RecordBatch.from_arrays([lists], [column]),
+        pa.RecordBatch.from_pydict(columns),
         np.array([row.place for row in rows], np.int64),
         bytes=np.array([row.byte for row in rows], np.int64),
         lines=lines,
@@ -131,13 +135,13 @@ def _not_json(content: str, error: Exception) -> str:
 
 
 @functools.cache
-def ids_decoder(column: str, *, ignored: bool = False) -> Callable[[str], list[int] | None]:
-    """Return a function that extracts the list of ids from a JSON line, without padding."""
+def ids_decoder(column: str, *, ignored: bool = False) -> Callable[[str], list[Any] | None]:
+    """Return a function that extracts the list of ids of a JSON line, and its masks by name."""
     masks: dict[str, Any] = {name: NotRequired[Any] for name in LEFT_OUT if name != column}
     kind = TypedDict("Line", {column: list[int], **masks})  # type: ignore[misc]  # known at run time
     decode = msgspec.json.Decoder(kind).decode
 
-    def ids_of(content: str) -> list[int] | None:
+    def ids_of(content: str) -> list[Any] | None:
         if not content.strip():
             return None
         try:
@@ -145,11 +149,9 @@ def ids_decoder(column: str, *, ignored: bool = False) -> Callable[[str], list[i
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             line = _ids_leniently(content, column, error)
         found: list[int] = line.pop(column)
-        if line:
-            found = unpadded(found, line, ignored=ignored)
         if found and not -(1 << 63) <= min(found) <= max(found) < 1 << 63:
             raise ValueError("has a token beyond 64 bits")
-        return found
+        return [found, readable(found, line, ignored=ignored)]
 
     return ids_of
 

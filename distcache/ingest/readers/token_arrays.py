@@ -12,9 +12,10 @@ Documents end where an index beside the array says (`NAME.index`, the ends of do
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +24,14 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import idx_path
 from distcache.ingest.inputs import Input, TokenOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.formats import ENDS, LOSS
+from distcache.ingest.readers.formats import ENDS, paths_beside
 from distcache.ingest.readers.input_rows import InputRow, TokenRows
-from distcache.ingest.readers.token_masks import IGNORE, LOST
+from distcache.ingest.readers.token_masks import IGNORE
 from distcache.storage.files import closing_fd, open_regular, read_range
 from distcache.storage.signatures import HEAD_BYTES, TAIL_BYTES, other_format
 
 BATCH_BYTES: Final = 4 << 20
+OF_LOSS: Final = "loss_mask"  # column of `distcache.ingest.readers.token_masks`
 MAGIC: Final = b"\x93NUMPY"
 HEADER_BYTES: Final = 1024  # of a shard of the nanoGPT family
 # Bytes of a token by the first number of the header; 0 where the fourth number says it.
@@ -50,18 +52,21 @@ def array_rows(
             count, rest = divmod(entry.size - begin, dtype.itemsize)
             if rest:
                 raise ValueError(f"has {rest} bytes after its last whole token of {dtype}")
-            if options.masks == "refuse":
-                _require_no_mask(entry.path + LOSS, count)
+            mask = _mask_beside(entry.path) if options.masks == "keep" else ""
             ends = _stated_ends(entry, count)
             if ends is None and options.eod is None:
                 raise ValueError(
                     f"has no boundaries: give --eod, the token that ends each document, or put "
                     f"{entry.path}.index beside it"
                 )
-            for lists in _documents(descriptor, dtype, begin, count, ends, options.eod):
-                places = np.arange(first, first + len(lists), dtype=np.int64)
-                yield TokenRows(pa.RecordBatch.from_arrays([lists], [options.column]), places)
-                first += len(lists)
+            with _open_mask(mask, count) as losses:
+                array = _Array(descriptor, dtype, begin, count, losses)
+                for columns in _documents(array, ends, options.eod):
+                    size = len(columns[0])
+                    places = np.arange(first, first + size, dtype=np.int64)
+                    names = [options.column, OF_LOSS][: len(columns)]
+                    yield TokenRows(pa.RecordBatch.from_arrays(columns, names), places)
+                    first += size
     except (ValueError, OSError, EOFError) as error:
         yield InputRow(first, None, str(error))
 
@@ -131,20 +136,23 @@ def _shard_layout(head: bytes, size: int) -> np.dtype[Any] | None:
     return np.dtype(f"<u{width}")
 
 
-def _require_no_mask(path: str, count: int) -> None:
-    """Refuse an array beside which a mask of the loss leaves tokens out, one byte for each."""
-    if not os.path.lexists(path):
+def _mask_beside(path: str) -> str:
+    """Return the path of the mask of the loss of an array, if there is one; else an empty text."""
+    masks = (other for other in paths_beside(path, "raw") if not other.endswith(ENDS))
+    return next(filter(os.path.lexists, masks), "")
+
+
+@contextlib.contextmanager
+def _open_mask(path: str, count: int) -> Iterator[int | None]:
+    """Open the mask beside an array, which has a byte for each token; None if there is none."""
+    if not path:
+        yield None
         return
-    left_out = 0
     with closing_fd(open_regular(path)) as descriptor:
         size = os.fstat(descriptor).st_size
         if size != count:
             raise ValueError(f"{path} has {size} bytes for {count} tokens; {IGNORE}")
-        for begin in range(0, size, BATCH_BYTES):
-            content = read_range(descriptor, begin, min(begin + BATCH_BYTES, size))
-            left_out += content.count(0)
-    if left_out:
-        raise ValueError(f"{path} {LOST.format(left_out, count)}; {IGNORE}")
+        yield descriptor
 
 
 def _stated_ends(entry: Input, count: int) -> NDArray[np.int64] | None:
@@ -163,37 +171,50 @@ def _stated_ends(entry: Input, count: int) -> NDArray[np.int64] | None:
     return ordered
 
 
+class _Array(NamedTuple):
+    """An open array of ids."""
+
+    descriptor: int
+    dtype: np.dtype[Any]
+    begin: int  # byte of the first token
+    size: int  # tokens
+    losses: int | None  # descriptor of the mask, a byte for each token
+
+    def read(self, low: int, high: int) -> list[NDArray[Any]]:
+        """Return tokens [low, high), and their losses if there is a mask."""
+        item = self.dtype.itemsize
+        content = read_range(self.descriptor, self.begin + low * item, self.begin + high * item)
+        found: list[NDArray[Any]] = [np.frombuffer(content, self.dtype)]
+        if self.losses is not None:
+            found.append(np.frombuffer(read_range(self.losses, low, high), np.uint8))
+        return found
+
+
 def _documents(
-    descriptor: int,
-    dtype: np.dtype[Any],
-    begin: int,
-    count: int,
-    ends: NDArray[np.int64] | None,
-    eod: int | None,
-) -> Iterator[pa.Array]:
-    """Yield the documents of an array in batches; the last one may have no end."""
-    step = BATCH_BYTES // dtype.itemsize
-    carried: list[NDArray[Any]] = []
+    array: _Array, ends: NDArray[np.int64] | None, eod: int | None
+) -> Iterator[list[pa.Array]]:
+    """Yield the documents of an array in batches, and their losses; the last may have no end."""
+    step = BATCH_BYTES // array.dtype.itemsize
+    carried = [part[:0] for part in array.read(0, 0)]
     used = 0  # ends already yielded; several are equal where documents have no token
+    count = array.size
     empties = ends is not None and len(ends) > 0  # also where there are no tokens at all
     for low in range(0, max(count, int(empties)), step):
         high = min(low + step, count)
-        content = read_range(
-            descriptor, begin + low * dtype.itemsize, begin + high * dtype.itemsize
-        )
-        tokens = np.frombuffer(content, dtype)
+        parts = [np.concatenate(pair) for pair in zip(carried, array.read(low, high), strict=True)]
+        before = len(carried[0])
         if ends is None:
-            own = np.flatnonzero(tokens == eod) + 1
+            own = np.flatnonzero(parts[0][before:] == eod) + 1
         else:
             first, used = used, int(np.searchsorted(ends, high, "right"))
             own = ends[first:used] - low
-        if high == count and (not len(own) or own[-1] < len(tokens)):
-            own = np.append(own, len(tokens))
+        own = own + before
+        if high == count and (not len(own) or own[-1] < len(parts[0])):
+            own = np.append(own, len(parts[0]))
         if not len(own):
-            carried.append(tokens)
+            carried = parts
             continue
-        before = sum(map(len, carried))
-        whole = np.concatenate([*carried, tokens[: own[-1]]])
-        carried = [tokens[own[-1] :]]
-        offsets = np.concatenate([[0], own + before]).astype(np.int64)
-        yield pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(whole))
+        offsets = pa.array(np.concatenate([[0], own]).astype(np.int64))
+        last = int(own[-1])
+        carried = [part[last:] for part in parts]
+        yield [pa.LargeListArray.from_arrays(offsets, pa.array(part[:last])) for part in parts]

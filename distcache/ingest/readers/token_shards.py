@@ -20,7 +20,15 @@ from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
 from distcache.ingest.readers.input_rows import InputRow, TokenRows
 from distcache.ingest.readers.tables import Table, column_type, is_list, open_table
-from distcache.ingest.readers.token_masks import IGNORE, LEFT_OUT, is_other, kept_range
+from distcache.ingest.readers.token_masks import (
+    IGNORE,
+    LABELS,
+    LEFT_OUT,
+    LabelShift,
+    Rows,
+    is_other,
+    masked,
+)
 from distcache.kernels import first_outside, narrow_tokens
 
 MAX_SEQUENCE_TOKENS: Final = (1 << 31) - 2  # tokens of a sequence, with room for its end
@@ -44,6 +52,12 @@ def require_token_column(entry: Input, options: TokenOptions) -> None:
             if (places := table.schema.get_all_field_indices(name)) and name != options.column
         }
         known = _mask_columns(table, options.column)
+        packed = "seq_start_id" in table.schema.names and options.masks == "keep"
+    if packed:
+        raise CorpusError(
+            f"{entry.path}: has packed rows of Megatron-Bridge, by its column seq_start_id, whose "
+            f"masks are another token's; ingest what it was packed from, or {IGNORE}"
+        )
     if not pa.types.is_null(kind) and not (is_list(kind) and _is_integer(kind.value_type)):
         raise CorpusError(
             f"{entry.path}: column {options.column!r} is of type {kind}, expected lists of integers"
@@ -78,12 +92,13 @@ class ShardReader:
 
     def __init__(self, options: TokenOptions) -> None:
         self._options = options
+        self._shift = LabelShift()
 
     def read(
         self, entry: Input, piece: InputPiece, buffer: DocumentBuffer, stopped: Callable[[], bool]
     ) -> None:
         """Add the documents of a piece to a buffer, until an error or `stopped` ends it."""
-        reading = _Reading(self._options, buffer, stopped)
+        reading = _Reading(self._options, self._shift, buffer, stopped)
         with contextlib.suppress(ReadingEnds):
             if entry.is_table:
                 with open_table(entry) as table:
@@ -104,9 +119,14 @@ class _Reading:
     """Reads one piece."""
 
     def __init__(
-        self, options: TokenOptions, buffer: DocumentBuffer, stopped: Callable[[], bool]
+        self,
+        options: TokenOptions,
+        shift: LabelShift,
+        buffer: DocumentBuffer,
+        stopped: Callable[[], bool],
     ) -> None:
         self._options = options
+        self._shift = shift
         self._stopped = stopped
         self._buffer = buffer
         self._limit = limit_of(buffer.dtype, options.vocabulary)
@@ -152,7 +172,7 @@ class _Reading:
         """Add rows, unless the work is to stop."""
         if self._stopped():
             raise ReadingEnds
-        lists, wrong = self._without_padding(rows.batch)
+        lists, losses, wrong = self._masked(rows.batch)
         wrong |= _row_problems(lists)
         places = rows.places
         decoded = None if wrong else self._decode(lists)
@@ -162,17 +182,21 @@ class _Reading:
             keep = np.ones(len(lists), bool)
             keep[list(wrong)] = False
             places = places[keep]
-            decoded = self._decode(self._without_padding(rows.batch.filter(pa.array(keep)))[0])
+            lists_kept, losses, _ = self._masked(rows.batch.filter(pa.array(keep)))
+            decoded = self._decode(lists_kept)
             assert decoded is not None, "invalid rows have been removed"
-        self._append(*decoded, places)
+        self._append(*decoded, places, losses)
         self._buffer.facts.rows += len(lists)
 
-    def _without_padding(self, batch: pa.RecordBatch) -> tuple[pa.Array, dict[int, str]]:
-        """Return the lists of ids without padding, and the problems of rows."""
+    def _masked(
+        self, batch: pa.RecordBatch
+    ) -> tuple[pa.Array, NDArray[np.uint8] | None, dict[int, str]]:
+        """Return the lists of ids without padding, their losses, and the problems of rows."""
         lists = batch.column(self._options.column)
         if batch.num_columns == 1:
-            return lists, {}
-        return _without_padding(lists, batch, ignored=self._options.masks == "ignore")
+            return lists, None, {}
+        ignored = self._options.masks == "ignore"
+        return _masked_lists(lists, batch, self._shift, ignored=ignored)
 
     def _decode(self, lists: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
         """Return the tokens and the lengths of lists without nulls; None if a token is invalid.
@@ -191,14 +215,22 @@ class _Reading:
         return tokens, lengths.astype(np.int64)
 
     def _append(
-        self, tokens: NDArray[Any], lengths: NDArray[np.int64], places: NDArray[np.int64]
+        self,
+        tokens: NDArray[Any],
+        lengths: NDArray[np.int64],
+        places: NDArray[np.int64],
+        losses: NDArray[np.uint8] | None,
     ) -> None:
         counts = (lengths > 0).astype(np.int64)
         lengths = lengths[lengths > 0]
         if self._options.eod is not None:
-            tokens, lengths = _with_ends(tokens, lengths, self._options.eod)
+            missing = _without_end(tokens, lengths, self._options.eod)
+            ends = np.cumsum(lengths)[missing]
+            if losses is not None:  # an end is learned if what is before it is
+                losses = np.insert(losses, ends, losses[ends - 1])
+            tokens, lengths = np.insert(tokens, ends, self._options.eod), lengths + missing
         drop = self._options.empty == "drop"
-        self._buffer.add(tokens, lengths.astype(np.int32), counts, places, drop_empty=drop)
+        self._buffer.add(tokens, lengths.astype(np.int32), counts, places, losses, drop_empty=drop)
 
 
 def _mask_columns(table: Table, column: str) -> list[str]:
@@ -216,55 +248,50 @@ def _mask_columns(table: Table, column: str) -> list[str]:
     ]
 
 
-def _without_padding(
-    lists: pa.Array, batch: pa.RecordBatch, *, ignored: bool
-) -> tuple[pa.Array, dict[int, str]]:
-    """Return lists of ids without padding by the masks of a batch, and the problems of rows.
+def _masked_lists(
+    lists: pa.Array, batch: pa.RecordBatch, shift: LabelShift, *, ignored: bool
+) -> tuple[pa.Array, NDArray[np.uint8] | None, dict[int, str]]:
+    """Return lists of ids without padding, which tokens have a loss, and the problems of rows.
 
     A row with a problem is left as it is.
     """
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    ends = np.cumsum(counts, dtype=np.int64)
+    values = _plain(lists.flatten())
+    if values.null_count:  # the rows are refused for it
+        return lists, None, {}
+    rows = Rows(values.to_numpy(zero_copy_only=False), counts.astype(np.int64))
     wrong: dict[int, str] = {}
-    masked: dict[str, NDArray[np.bool_]] = {}
+    masks: dict[str, NDArray[Any]] = {}
     for name in (name for name in batch.schema.names if name in LEFT_OUT):
-        problems, masked[name] = _left_out(name, batch.column(name), counts)
+        problems, masks[name] = _aligned(name, batch.column(name), rows)
         for row, reason in problems.items() if not is_other(name, ignored=ignored) else ():
             wrong.setdefault(row, reason)
     if wrong:  # the others are looked at when these are out of the way
         keep = np.ones(len(lists), bool)
         keep[list(wrong)] = False
         chosen = pa.array(keep)
-        _, more = _without_padding(lists.filter(chosen), batch.filter(chosen), ignored=ignored)
+        *_, more = _masked_lists(lists.filter(chosen), batch.filter(chosen), shift, ignored=ignored)
         numbers = np.flatnonzero(keep).tolist()
-        return lists, wrong | {numbers[row]: reason for row, reason in more.items()}
-    touched = np.zeros(len(lists), bool)
-    for left_out in masked.values():
-        touched[np.searchsorted(ends, np.flatnonzero(left_out), "right")] = True
-    kept = np.ones(int(ends[-1]) if len(ends) else 0, bool)
-    for row in np.flatnonzero(touched).tolist():
-        own = slice(int(ends[row] - counts[row]), int(ends[row]))
-        try:
-            begin, end = kept_range({n: m[own] for n, m in masked.items()}, ignored=ignored)
-        except ValueError as error:
-            wrong[row] = str(error)
-            continue
-        kept[own.start : own.start + begin] = kept[own.start + end : own.stop] = False
-    if kept.all():
-        return lists, wrong
-    sums = np.concatenate([[0], np.cumsum(kept)])
-    offsets = np.concatenate([[0], sums[ends]])
-    values = lists.flatten().filter(pa.array(kept))
-    return pa.LargeListArray.from_arrays(offsets, values, mask=lists.is_null()), wrong
+        return lists, None, wrong | {numbers[row]: reason for row, reason in more.items()}
+    found = masked(rows, masks, shift, ignored=ignored)
+    losses = None if found.losses is None else found.losses[found.kept]
+    if found.kept.all():
+        return lists, losses, found.wrong
+    sums = np.concatenate([[0], np.cumsum(found.kept)])
+    offsets = np.concatenate([[0], sums[np.cumsum(rows.counts)]])
+    inside = lists.flatten().filter(pa.array(found.kept))
+    kept_lists = pa.LargeListArray.from_arrays(offsets, inside, mask=lists.is_null())
+    return kept_lists, losses, found.wrong
 
 
-def _left_out(
-    name: str, mask: pa.Array, counts: NDArray[np.int64]
-) -> tuple[dict[int, str], NDArray[np.bool_]]:
-    """Return the rows of which a mask is none, and which tokens it leaves out of the others."""
+def _aligned(name: str, mask: pa.Array, rows: Rows) -> tuple[dict[int, str], NDArray[Any]]:
+    """Return the rows of which a mask is none, and a value for each token of the others.
+
+    A token whose row has no mask has a value that leaves nothing out.
+    """
+    counts = rows.counts
     found = pc.fill_null(pc.list_value_length(mask), 0).to_numpy(zero_copy_only=False)
     values = mask.flatten()
-    left_out = values.to_numpy(zero_copy_only=False) == LEFT_OUT[name]
     wrong = {}
     if values.null_count:
         places = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
@@ -274,13 +301,12 @@ def _left_out(
     missing = mask.is_null().to_numpy(zero_copy_only=False)
     for row in differing[~missing[differing]].tolist():
         wrong[row] = f"{name} has {found[row]} values for {counts[row]} tokens; {IGNORE}"
-    if len(differing) or wrong:
-        fitting = np.ones(len(mask), bool)
-        fitting[differing] = fitting[list(wrong)] = False
-        whole = np.zeros(int(counts.sum()), bool)
-        whole[np.repeat(fitting, counts)] = left_out[np.repeat(fitting, found)]
-        left_out = whole
-    return wrong, left_out
+    fitting = np.ones(len(mask), bool)
+    fitting[differing] = fitting[list(wrong)] = False
+    whole = np.full(int(counts.sum()), np.nan if name == LABELS else 1.0)
+    numbers = values.to_numpy(zero_copy_only=False)
+    whole[np.repeat(fitting, counts)] = numbers[np.repeat(fitting, found)].astype(np.float64)
+    return wrong, whole
 
 
 def _row_problems(lists: pa.Array) -> dict[int, str]:
@@ -336,10 +362,7 @@ def _wrong_values(lists: pa.Array, limit: int) -> Iterator[tuple[int, str]]:
             yield row, f"token {place} is {values[place]}, expected 0 to {limit - 1}"
 
 
-def _with_ends(
-    tokens: NDArray[Any], lengths: NDArray[np.int64], end: int
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Append a token to the documents that do not end with it."""
-    ends = np.cumsum(lengths)
-    missing = tokens[ends - 1] != end
-    return np.insert(tokens, ends[missing], end), lengths + missing
+def _without_end(tokens: NDArray[Any], lengths: NDArray[np.int64], end: int) -> NDArray[np.bool_]:
+    """Return which documents do not end with a token."""
+    found: NDArray[np.bool_] = tokens[np.cumsum(lengths) - 1] != end
+    return found
