@@ -161,7 +161,7 @@ class DocumentBuffer(AbstractContextManager["DocumentBuffer"]):
         places : ndarray of int64, shape (rows,)
             Number of each row in the piece.
         losses : ndarray of uint8, shape (tokens,), or None
-            Which tokens have a loss, as of `append`.
+            Loss of each token, as of `append`.
         drop_empty : bool
             Whether rows without sequences become no documents.
         """

@@ -26,6 +26,7 @@ from distcache.ingest.pieces import (
     segments_of,
 )
 from distcache.ingest.readers.lines import lines_of_range, lines_of_stream
+from distcache.ingest.readers.token_masks import LabelShift, Rows, masked
 
 sizes = st.integers(0, 500)
 plain = st.builds(Input, st.just("a"), sizes, st.just(0), st.sampled_from(["jsonl", "txt"]))
@@ -183,3 +184,44 @@ def test_options_and_journals_keep_their_form() -> None:
         record = msgspec.json.decode(line % (b"," + kept if kept else b""), type=PieceRecord)
         assert record.facts.size == record.segments[0].size == Counts(2, 3, 9)
         assert msgspec.json.encode(record) == line % (b"," + written)
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(1, 9), max_size=6), min_size=1, max_size=8),
+    shift=st.integers(0, 1),
+    data=st.data(),
+)
+def test_losses_are_those_of_the_predicted_tokens(
+    rows: list[list[int]], shift: int, data: st.DataObject
+) -> None:
+    """Of labels and masks together, whether labels are the tokens or the next ones."""
+    counts = np.array([len(row) for row in rows], np.int64)
+    ids = np.array([token for row in rows for token in row], np.int64)
+    learned = [data.draw(st.lists(st.booleans(), min_size=n, max_size=n)) for n in counts.tolist()]
+    mask = [data.draw(st.lists(st.booleans(), min_size=n, max_size=n)) for n in counts.tolist()]
+    labels: list[float] = []
+    wanted: list[int] = []
+    for row, own, other in zip(rows, learned, mask, strict=True):
+        tokens = [token if has else -100 for token, has in zip(row, own, strict=True)]
+        labels += [*tokens[1:], -100] if shift and row else tokens
+        known = [has and both for has, both in zip(own, other, strict=True)]
+        if shift and row:
+            known[0] = False
+        if len(row) > 1 and not known[0] and all(known[1:]):
+            known[0] = True
+        wanted += map(int, known)
+    values = np.array([has for own in mask for has in own], float)
+    given_masks = {"labels": np.array(labels, float), "loss_mask": values}
+    found = masked(Rows(ids, counts), given_masks, LabelShift(), ignored=False)
+    if not found.wrong and (shift == 0 or _is_shifted(rows, learned)):
+        losses = np.ones(len(ids), np.uint8) if found.losses is None else found.losses
+        assert losses.tolist() == wanted
+
+
+def _is_shifted(rows: list[list[int]], learned: list[list[bool]]) -> bool:
+    """Return whether labels that are the next tokens are not the tokens, too."""
+    return any(
+        has and token != before
+        for row, own in zip(rows, learned, strict=True)
+        for before, token, has in zip(row, row[1:], own[1:], strict=False)
+    )

@@ -97,7 +97,7 @@ def masked(
     masks : mapping of str to ndarray, shape (tokens,)
         Masks by their names.
     shift : LabelShift
-        Where labels are, of the whole ingest.
+        Shift of the labels of the whole ingest.
     ignored : bool
         Whether masks of the loss, and padding between tokens, are ignored.
     """
