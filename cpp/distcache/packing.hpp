@@ -17,7 +17,7 @@ struct PackingRules {
 
     /// The room of a document, or of a tail, in its row.
     [[nodiscard]] std::int64_t room_of(std::int64_t length) const {
-        return (length + multiple - 1) / multiple * multiple;
+        return multiple == 1 ? length : (length + multiple - 1) / multiple * multiple;
     }
 };
 

@@ -45,7 +45,7 @@ struct Section {
 
     /// The room of a document in a sample.
     [[nodiscard]] std::int64_t room_of(std::int64_t tokens) const {
-        return (tokens + multiple - 1) / multiple * multiple;
+        return multiple == 1 ? tokens : (tokens + multiple - 1) / multiple * multiple;
     }
 };
 
