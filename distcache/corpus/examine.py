@@ -392,7 +392,8 @@ def changes_of(facts: CorpusFacts, *, tokens: bool = False) -> list[str]:
     """Return what has changed of one corpus since it was examined, each with its path first."""
     problems = []
     paths = facts.files
-    if facts.loss is not None and loss_version(facts.prefix) != facts.loss.version:
+    loss = facts.loss if facts.file_versions else None  # nothing was read of a corpus that is gone
+    if loss is not None and loss_version(facts.prefix) != loss.version:
         problems.append(
             f"{loss_path(facts.prefix)}: has been written to, or removed, since it was examined; "
             "build again"
