@@ -103,6 +103,14 @@ PANELS: Final = {
             "show_command",
             "Show documents of a corpus: tokens, text, and their source.",
         ),
+        "mock": CommandEntry(
+            "ingest",
+            "mock_command",
+            "Make up corpora, for tests of infrastructure.",
+            interrupted="remove the directory, and run again",
+        ),
+    },
+    "Edits": {
         "merge": CommandEntry(
             "corpora",
             "merge_command",
@@ -132,12 +140,6 @@ PANELS: Final = {
             "mask_command",
             "Give a corpus its loss mask: which tokens are learned.",
             interrupted=None,
-        ),
-        "mock": CommandEntry(
-            "ingest",
-            "mock_command",
-            "Make up corpora, for tests of infrastructure.",
-            interrupted="remove the directory, and run again",
         ),
     },
     "Caches": {
