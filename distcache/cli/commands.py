@@ -109,8 +109,6 @@ PANELS: Final = {
             "Make up corpora, for tests of infrastructure.",
             interrupted="remove the directory, and run again",
         ),
-    },
-    "Edits": {
         "merge": CommandEntry(
             "corpora",
             "merge_command",
@@ -133,12 +131,6 @@ PANELS: Final = {
             "corpora",
             "materialize_command",
             "Write the tokens of a view as a separate corpus.",
-            interrupted=None,
-        ),
-        "mask": CommandEntry(
-            "corpora",
-            "mask_command",
-            "Give a corpus its loss mask: which tokens are learned.",
             interrupted=None,
         ),
     },
@@ -186,6 +178,12 @@ PANELS: Final = {
         ),
     },
     "Training": {
+        "mask": CommandEntry(
+            "corpora",
+            "mask_command",
+            "Give a corpus its loss mask: which tokens are learned.",
+            interrupted=None,
+        ),
         "trace": CommandEntry(
             "trace",
             "trace_command",
