@@ -8,6 +8,11 @@
 
 namespace distcache {
 
+/// The room of a document in a row, if it is padded to a multiple of tokens; 1 for none.
+inline std::int64_t padded_length(std::int64_t length, std::int64_t multiple) {
+    return multiple == 1 ? length : (length + multiple - 1) / multiple * multiple;
+}
+
 /// How documents are packed into rows.
 struct PackingRules {
     std::int64_t row_length;      ///< tokens of a row, at least 1
@@ -17,7 +22,7 @@ struct PackingRules {
 
     /// The room of a document, or of a tail, in its row.
     [[nodiscard]] std::int64_t room_of(std::int64_t length) const {
-        return multiple == 1 ? length : (length + multiple - 1) / multiple * multiple;
+        return padded_length(length, multiple);
     }
 };
 

@@ -5,6 +5,7 @@
 #include <variant>
 #include <vector>
 
+#include "distcache/packing.hpp"
 #include "distcache/unaligned.hpp"
 
 namespace distcache {
@@ -45,7 +46,7 @@ struct Section {
 
     /// The room of a document in a sample.
     [[nodiscard]] std::int64_t room_of(std::int64_t tokens) const {
-        return multiple == 1 ? tokens : (tokens + multiple - 1) / multiple * multiple;
+        return padded_length(tokens, multiple);
     }
 };
 

@@ -105,10 +105,8 @@ def fill_up(values: NDArray[Any], lengths: NDArray[Any], padding: Padding) -> ND
     """
     sizes = np.asarray(lengths, np.int64)
     rooms = sizes + -sizes % padding.multiple_of
-    found = np.full(int(rooms.sum()), np.array(padding.eod).astype(values.dtype))
-    shifts = np.cumsum(rooms) - rooms - (np.cumsum(sizes) - sizes)
-    found[np.repeat(shifts, sizes) + np.arange(len(values))] = values
-    return found
+    eod = np.array(padding.eod).astype(values.dtype)
+    return _spread(values, sizes, np.cumsum(rooms) - rooms, int(rooms.sum()), eod)
 
 
 def padded_pieces(
@@ -130,7 +128,7 @@ def padded_pieces(
         tokens = (
             np.empty(0, kind) if stream is None else stream.take(count * kind.itemsize).view(kind)
         )
-        yield _spread(run, tokens, source.eod).view(np.uint8)
+        yield _spread(tokens, run.counts, run.places, run.size, source.eod).view(np.uint8)
 
 
 def padded_losses(
@@ -151,14 +149,21 @@ def padded_losses(
     end = begin + int(source.lengths[first:last].sum(dtype=np.int64))
     stream = _Stream(pieces)
     for run in _runs(source, begin, end, MASK_BYTES):
-        yield _spread(run, stream.take(int(run.counts.sum())), 0)
+        values = stream.take(int(run.counts.sum()))
+        yield _spread(values, run.counts, run.places, run.size, 0)
 
 
-def _spread(run: _Run, values: NDArray[Any], padding: int) -> NDArray[Any]:
-    """Return the values of a run with padding between them."""
-    found = np.full(run.size, padding, values.dtype)
-    before = np.cumsum(run.counts) - run.counts
-    found[np.repeat(run.places - before, run.counts) + np.arange(len(values))] = values
+def _spread(
+    values: NDArray[Any],
+    counts: NDArray[np.int64],
+    places: NDArray[np.int64],
+    size: int,
+    padding: Any,
+) -> NDArray[Any]:
+    """Return values of sequences, each sequence at its place, with padding between them."""
+    found = np.full(size, padding, values.dtype)
+    before = np.cumsum(counts) - counts
+    found[np.repeat(places - before, counts) + np.arange(len(values))] = values
     return found
 
 
