@@ -139,7 +139,7 @@ def sweep(store: Store) -> None:
         if directory.is_dir() and not directory.is_symlink():
             for path in directory.glob(".*.part"):
                 if TEMPORARY.fullmatch(path.name):
-                    path.unlink()
+                    path.unlink(missing_ok=True)  # another job may remove its own probe
 
 
 def make_store(root: Path) -> Store:
