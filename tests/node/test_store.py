@@ -21,9 +21,11 @@ from distcache.node.store import (
     local_directory,
     make_store,
     required_directory,
+    sweep,
 )
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
 from distcache.ranks.progress import NullProgress
+from distcache.storage.files import temporary_name
 from distcache.storage.space import filesystem_type, space_at
 from tests.support import here
 from tests.support.processes import start
@@ -303,3 +305,27 @@ def test_looking_does_not_keep_users_out(tmp_path: Path) -> None:
     finally:
         stop.set()
         watcher.join()
+
+
+def test_a_sweep_beside_probes_of_another_job(tmp_path: Path) -> None:
+    """What another job removes while it is looked at is no error."""
+    store = make_store(tmp_path / "store")
+    ended = threading.Event()
+
+    def probe() -> None:
+        while not ended.is_set():
+            path = temporary_name(store.caches / "probe")
+            path.touch(0o600)
+            path.unlink(missing_ok=True)
+
+    others = [threading.Thread(target=probe) for _ in range(4)]
+    for other in others:
+        other.start()
+    try:
+        for _ in range(2000):
+            sweep(store)
+    finally:
+        ended.set()
+        for other in others:
+            other.join()
+    assert list(store.caches.iterdir()) == []
