@@ -19,6 +19,7 @@ from distcache.cache.corpus_places import (
 )
 from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
+from distcache.corpus.loss import loss_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, CorpusError, NotReady, ObjectMissing, StorageError
 from distcache.option import Option
@@ -35,7 +36,9 @@ from distcache.storage.url import is_url, located
 class UploadOptions(msgspec.Struct, frozen=True):
     """How to upload."""
 
-    corpora: Annotated[bool, Option("Also upload the .idx, .bin and receipts, beside it.")] = False
+    corpora: Annotated[
+        bool, Option("Also upload the .idx, .bin, .loss and receipts, beside it.")
+    ] = False
     readback: Annotated[
         bool, Option("Also read every .bin back, not only the cache and .idx.", "--tokens")
     ] = False
@@ -148,20 +151,19 @@ def _plan(
         raise ConfigError(f"upload {cache} --out {to}: expected a path, and a URL as --out")
     target = f"{located(to)}/{os.path.basename(cache)}"
     contents = read_contents(cache)
-    local = [
-        (prefix, entry["idx_digest"].decode("ascii"), entry)
-        for _, prefix, entry in _sources_to_send(contents)
-    ]
+    local = list(_sources_to_send(contents))
     files: dict[str, FileToSend] = {}
     if local and not options.corpora:
         progress.note(
-            f"warning: {local[0][0]} stays where it is; --corpora uploads corpora, too, without "
+            f"warning: {local[0][1]} stays where it is; --corpora uploads corpora, too, without "
             "which nobody trains from the bucket"
         )
     elif local:
-        for prefix, digest, entry in local:
+        for number, prefix, entry in local:
+            digest = entry["idx_digest"].decode("ascii")
             place = beside(target, prefix, digest)
-            for file in _corpus_files(prefix, place, digest, entry):
+            mask = _mask_to_send(contents, number, prefix, place)
+            for file in [*mask, *_corpus_files(prefix, place, digest, entry)]:
                 files[file.url] = file
     cache_file = FileToSend(cache, target, contents.header.file_size)
     return [*files.values(), cache_file], contents.key
@@ -173,12 +175,15 @@ def _sources_to_send(contents: Contents) -> Iterator[tuple[int, str, Any]]:
     sources = zip(contents.prefixes, contents.table("sources"), strict=True)
     for number, (prefix, entry) in enumerate(sources):
         if not is_url(prefix) and number not in left_out:
-            if contents.loss_size(number):
-                raise ConfigError(
-                    f"{prefix}: has a loss mask, which is not read from a bucket; train from the "
-                    "shared filesystem"
-                )
             yield number, prefix, entry
+
+
+def _mask_to_send(contents: Contents, number: int, prefix: str, to: str) -> list[FileToSend]:
+    """Return the loss mask of a corpus, if it has one."""
+    digest = contents.loss_digest(number)
+    if digest is None:
+        return []
+    return [FileToSend(loss_path(prefix), loss_path(to), contents.loss_size(number), digest)]
 
 
 def _corpus_files(prefix: str, to: str, digest: str, entry: Any) -> Iterator[FileToSend]:
@@ -205,7 +210,7 @@ def _corpus_files(prefix: str, to: str, digest: str, entry: Any) -> Iterator[Fil
 
 
 def _read_back(target: str, options: UploadOptions) -> None:
-    """Read the cache back, and the indices beside it.
+    """Read the cache back, and the indices and loss masks beside it.
 
     Raises
     ------
@@ -220,10 +225,11 @@ def _read_back(target: str, options: UploadOptions) -> None:
 
 def _read_indices_back(contents: Contents, target: str, threads: int) -> None:
     places = corpus_places(contents)
-    wanted = {
-        idx_path(places[number]): entry["idx_digest"].decode("ascii")
-        for number, _, entry in _sources_to_send(contents)
-    }
+    wanted: dict[str, str] = {}
+    for number, _, entry in _sources_to_send(contents):
+        wanted[idx_path(places[number])] = entry["idx_digest"].decode("ascii")
+        if digest := contents.loss_digest(number):
+            wanted[loss_path(places[number])] = digest
 
     def compare(url: str) -> str:
         try:

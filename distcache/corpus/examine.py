@@ -165,7 +165,7 @@ def _with_losses(
 
 def _outline(prefixes: Sequence[str], threads: int) -> list[Outline]:
     """Return the outlines of corpora, by several threads where files take long to open."""
-    with listed(map(bin_path, prefixes)):
+    with listed(path(prefix) for prefix in prefixes for path in (bin_path, loss_path)):
         if any(map(is_url, prefixes)):
             return map_in_threads(outline, prefixes, threads_for(prefixes, threads))
         begin = time.perf_counter()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import tempfile
 from collections.abc import Iterator
 from typing import Final
 
@@ -20,8 +21,18 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.corpus.idx import Idx
-from distcache.errors import CorpusError
-from distcache.storage.files import FileVersion, closing_fd, open_regular, read_range, version_of
+from distcache.errors import AccessDenied, CorpusError
+from distcache.storage.files import (
+    FileVersion,
+    closing_fd,
+    no_space_as_error,
+    open_regular,
+    read_range,
+    version_of,
+)
+from distcache.storage.listing import listed_version
+from distcache.storage.place import PIECE_BYTES, open_place, pieces_of, require_answer
+from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
 CHUNK_BYTES: Final = 4 << 20
@@ -43,14 +54,23 @@ def loss_path(prefix: str) -> str:
 
 
 def loss_version(prefix: str) -> FileVersion | None:
-    """Return the version of the loss mask of a corpus; None if there is none."""
+    """Return the version of the loss mask of a corpus; None if there is none.
+
+    Raises
+    ------
+    StorageError
+        If a store does not say whether it has one.
+    """
     try:
-        return version_of(os.stat(loss_path(prefix)))
-    except OSError:
+        return listed_version(loss_path(prefix))
+    except AccessDenied:  # which a store may answer for what is not there, too
+        return None
+    except OSError as error:
+        require_answer(error)
         return None
 
 
-def read_loss(prefix: str, idx: Idx, bin_size: int, path: str | None = None) -> LossFacts:
+def read_loss(prefix: str, idx: Idx, bin_size: int, source: str | None = None) -> LossFacts:
     """Read the loss mask of a corpus, and compare it with its `.bin`.
 
     Parameters
@@ -61,7 +81,7 @@ def read_loss(prefix: str, idx: Idx, bin_size: int, path: str | None = None) -> 
         Sound index of it.
     bin_size : int
         Bytes of the `.bin`.
-    path : str or None
+    source : str or None
         Path of the mask, if it does not have its name yet.
 
     Raises
@@ -69,10 +89,11 @@ def read_loss(prefix: str, idx: Idx, bin_size: int, path: str | None = None) -> 
     CorpusError
         If it cannot be read, has not a byte for each token or another value than 0 and 1, or no
         token of the corpus has a loss.
+    NoSpace
+        If it is an object, and there is no space for a temporary copy.
     """
-    path = path or loss_path(prefix)
-    with reading(path), closing_fd(open_regular(path)) as descriptor:
-        version = version_of(os.fstat(descriptor))
+    path = loss_path(prefix)
+    with reading(path), _opened(source or path) as (descriptor, version):
         if version.size != bin_size // idx.item_size:
             raise CorpusError(
                 f"{path}: has {version.size} bytes, expected one for each token of the .bin, "
@@ -88,6 +109,23 @@ def read_loss(prefix: str, idx: Idx, bin_size: int, path: str | None = None) -> 
 
 
 @contextlib.contextmanager
+def _opened(path: str) -> Iterator[tuple[int, FileVersion]]:
+    """Open a mask, or a nameless copy of an object, and yield its descriptor and version."""
+    if not is_url(path):
+        with closing_fd(open_regular(path)) as descriptor:
+            yield descriptor, version_of(os.fstat(descriptor))
+        return
+    version = listed_version(path)
+    with tempfile.TemporaryFile() as copy:
+        with open_place(path, version) as place, no_space_as_error(tempfile.gettempdir()):
+            for piece in pieces_of(place, 0, version.size, PIECE_BYTES):
+                copy.write(piece.data)
+                tick()
+            copy.flush()
+        yield copy.fileno(), version
+
+
+@contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
     """Turn an error of reading a mask into one that names it.
 
@@ -95,10 +133,13 @@ def reading(path: str) -> Iterator[None]:
     ------
     CorpusError
         If there is one.
+    StorageError
+        If it is of a store.
     """
     try:
         yield
     except OSError as error:
+        require_answer(error)
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
     except EOFError as error:
         raise CorpusError(f"{path}: was truncated while it was read") from error

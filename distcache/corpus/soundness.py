@@ -36,7 +36,7 @@ from distcache.corpus.idx import (
     idx_path,
     require_no_pointer,
 )
-from distcache.corpus.loss import loss_path
+from distcache.corpus.loss import loss_path, loss_version
 from distcache.corpus.mds.shard_table import (
     ShardTable,
     TableFacts,
@@ -159,13 +159,7 @@ def _has_loss(prefix: str, faults: list[Fault], *, shards: bool) -> bool:
     """Return whether a corpus has a loss mask, or add a fault where none is read."""
     path = loss_path(prefix)
     if is_url(prefix):
-        try:
-            listed_version(path)
-        except OSError as error:
-            require_answer(error)
-            return False
-        faults.append(Fault(prefix, path, "loss masks in a bucket are not read; download them"))
-        return False
+        return loss_version(prefix) is not None
     there = os.path.lexists(path)
     tokens = bin_path(prefix)
     if not there and os.path.islink(tokens):

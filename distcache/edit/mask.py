@@ -70,9 +70,6 @@ def write_mask(prefix: str, *, values: Path | None = None, labels: str | None = 
             os.fsync(stream.fileno())
         facts = read_loss(prefix, idx, size, str(temporary))
         os.replace(temporary, path)
-    except CorpusError as error:
-        problems = (problem.replace(str(temporary), str(path)) for problem in error.problems)
-        raise CorpusError(*problems) from error
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)

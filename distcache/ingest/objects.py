@@ -24,6 +24,7 @@ import msgspec
 import xxhash
 
 from distcache.corpus import bin_path, idx_path
+from distcache.corpus.loss import loss_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import (
     AccessDenied,
@@ -204,8 +205,9 @@ class ObjectWork:
             return list(prefixes)
 
         def find() -> list[str]:
-            receipts = [receipt_path(p) for p in remote if exists(receipt_path(p))]
-            return [path(p) for p in remote for path in (idx_path, bin_path)] + receipts
+            beside = [path(p) for p in remote for path in (receipt_path, loss_path)]
+            corpora = [path(p) for p in remote for path in (idx_path, bin_path)]
+            return corpora + self._existing(beside)
 
         urls = on_rank_0(self._communicator, find, list[str], "looking for corpora")
         files = self._fetch(urls)

@@ -96,7 +96,9 @@ class Described(NamedTuple):
     digest: str  # digest of its `.idx`
     shards: int  # number of shards that make up its `.bin`; 0 if it is a file
     left_out: bool = False  # whether no sample that follows is of it
-    loss_size: int = 0  # bytes of its loss mask, which stays where it is; 0 if it has none
+    # bytes and digest of its loss mask, of which only an object is copied; 0 if it has none
+    loss_size: int = 0
+    loss_digest: str = ""
 
 
 class CorpusStat(msgspec.Struct, frozen=True):
@@ -105,6 +107,7 @@ class CorpusStat(msgspec.Struct, frozen=True):
     # versions of its files; None if there is none
     idx: FileVersion | None
     bin: FileVersion | None
+    loss: FileVersion | None
     problems: tuple[str, ...]  # problems of the corpus
     missing: bool = True  # whether every problem is a missing file; also without problems
 
@@ -135,6 +138,7 @@ def describe(contents: Contents) -> list[Described]:
             int(entry["shards_end"] - entry["shards_begin"]),
             number in ended,
             contents.loss_size(number),
+            contents.loss_digest(number) or "",
         )
         for number, (prefix, entry) in enumerate(zip(corpus_places(contents), sources, strict=True))
     ]
@@ -143,23 +147,28 @@ def describe(contents: Contents) -> list[Described]:
 def stat_corpora(corpora: Sequence[Described], threads: int) -> list[CorpusStat]:
     """Stat shared corpora, several at a time; see `stat_corpus`."""
     at_once = threads_for((corpus.prefix for corpus in corpora), threads)
-    with listed(place(corpus.prefix) for corpus in corpora for place in (idx_path, bin_path)):
+    kinds = (idx_path, bin_path, loss_path)
+    with listed(
+        place(corpus.prefix)
+        for corpus in corpora
+        for place in kinds[: 3 if corpus.loss_size else 2]
+    ):
         return map_in_threads(stat_corpus, corpora, at_once)
 
 
 def stat_corpus(corpus: Described) -> CorpusStat:
     """Compare the sizes of a shared corpus's files with those that a cache was built from."""
     if corpus.left_out:  # its files may be gone, or others
-        return CorpusStat(None, None, ())
+        return CorpusStat(None, None, None, ())
     problems: list[str] = []
     missing: list[str] = []
     idx = _stat(idx_path(corpus.prefix), corpus.idx_size, problems, missing)
-    path, tokens = bin_path(corpus.prefix), None
+    path, tokens, loss = bin_path(corpus.prefix), None, None
     if not corpus.shards or os.path.lexists(path):
         tokens = _stat(path, corpus.bin_size, problems, missing)
     if corpus.loss_size:
-        _stat(loss_path(corpus.prefix), corpus.loss_size, problems, missing)
-    return CorpusStat(idx, tokens, tuple(problems), missing == problems)
+        loss = _stat(loss_path(corpus.prefix), corpus.loss_size, problems, missing)
+    return CorpusStat(idx, tokens, loss, tuple(problems), missing == problems)
 
 
 def _stat(path: str, expected: int, problems: list[str], missing: list[str]) -> FileVersion | None:
@@ -242,6 +251,10 @@ def make_manifest(
         seen.add(local.stem)
         blocks.append(Block(len(files), 0, corpus.idx_size, corpus.digest))
         files.append(_index_file(corpus, found, Path(idx_path(store.prefix(local.stem)))))
+        if local.loss_size:
+            final = Path(loss_path(store.prefix(local.stem)))
+            blocks.append(Block(len(files), 0, corpus.loss_size, corpus.loss_digest))
+            files.append(_mask_file(corpus, found, final))
         if local.bin_size:
             own = copy_blocks(local.bin_size, len(files))
             blocks += own if local.copied else shard_blocks(contents, number, len(files))
@@ -257,7 +270,7 @@ def _local_corpus(
     found: CorpusStat,
     asked: Request,
 ) -> LocalCorpus:
-    """Describe a corpus as this node stores it; a stored `.bin` is named after its content."""
+    """Describe a corpus as this node stores it; a stored `.bin` or mask is in its name."""
     packed = bool(contents.shards_of(number)["codec"].any())
     wanted = asked.tokens == "copy" or (asked.tokens == "link" and packed)
     unpacked, copied = found.idx is not None and found.bin is None and wanted, False
@@ -267,13 +280,16 @@ def _local_corpus(
     elif asked.tokens == "copy" and found.bin is not None:
         copied = True
         own = f"copy of {found.bin.size} {found.bin.modified} {found.bin.tag}"
+    has_mask = found.loss is not None and is_url(corpus.prefix)
+    content = " ".join(filter(None, [own, f"loss {corpus.loss_digest}" if has_mask else ""]))
     return LocalCorpus(
         shared=corpus.prefix,
-        stem=corpus_stem(corpus.prefix, corpus.digest, own),
+        stem=corpus_stem(corpus.prefix, corpus.digest, content),
         idx_size=0 if found.idx is None else corpus.idx_size,
         bin_size=corpus.bin_size if own else 0,
         has_tokens=found.bin is not None or unpacked,
         copied=copied,
+        loss_size=corpus.loss_size if has_mask else 0,
     )
 
 
@@ -282,6 +298,12 @@ def _index_file(corpus: Described, found: CorpusStat, final: Path) -> File:
     path = idx_path(corpus.prefix)
     version = found.idx if is_url(path) else None
     return File(path, final, corpus.idx_size, found.idx.modified, version=version)
+
+
+def _mask_file(corpus: Described, found: CorpusStat, final: Path) -> File:
+    assert found.loss is not None, "masks that are not there are not copied"
+    path = loss_path(corpus.prefix)
+    return File(path, final, corpus.loss_size, found.loss.modified, version=found.loss)
 
 
 def _tokens_file(corpus: Described, local: LocalCorpus, found: CorpusStat, final: Path) -> File:

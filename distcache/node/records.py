@@ -41,9 +41,15 @@ class LocalCorpus(msgspec.Struct, frozen=True):
     # whether there is a `.bin`, here or beside the shared index; else shards are read
     has_tokens: bool = True
     copied: bool = False  # whether the `.bin` in the store is a copy of the shared one
+    loss_size: int = 0  # bytes of its loss mask in the store; 0 if it has none, or a shared file
     bin_modified: int = 0  # modification time of that `.bin` in nanoseconds; 0 if unknown
     # version of the shared `.bin`, if it is an object, was copied, or is read by the fetcher
     bin_version: FileVersion | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files in the store."""
+        return self.idx_size + self.bin_size + self.loss_size
 
     @property
     def is_linked(self) -> bool:
@@ -286,7 +292,7 @@ def make_report(
     beyond: int = 0,
 ) -> NodeReport:
     """Return the report of an agent."""
-    sizes = {corpus.stem: corpus.idx_size + corpus.bin_size for corpus in record.corpora}
+    sizes = {corpus.stem: corpus.size for corpus in record.corpora}
     size = record.size + sum(sizes.values())
     return NodeReport(
         node=node_name(os.environ),

@@ -17,6 +17,7 @@ import msgspec
 from distcache.cache import Cache, open_cache
 from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
+from distcache.corpus.loss import loss_path
 from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, NotReady
 from distcache.megatron.export import wrong_files
 from distcache.node.lock import exclusive, is_used, try_exclusive
@@ -36,7 +37,7 @@ _CORPUS: Final = r".+-[0-9a-f]{16}"
 # Files with other names are not distcache's, and are never removed.
 CACHES: Final = re.compile(rf"({_CACHE})\.(?:h5|json|lock)|\.({_CACHE})\.(?:h5|json)\..*part")
 CORPORA: Final = re.compile(
-    rf"({_CORPUS})\.(?:idx|bin|bin\.xxh3)|\.({_CORPUS})\.(?:idx|bin)\..*part"
+    rf"({_CORPUS})\.(?:idx|bin|loss|bin\.xxh3)|\.({_CORPUS})\.(?:idx|bin|loss)\..*part"
 )
 VIEWS: Final = re.compile(rf"({_CACHE})()")
 VIEW_FILES: Final = re.compile(
@@ -125,7 +126,7 @@ def verify_store(store: Store, threads: int = 2, progress: Progress | None = Non
     progress = progress or NullProgress()
     problems: dict[str, None] = {}
     for record in read_records(store):
-        size = record.size + sum(one.idx_size + one.bin_size for one in record.corpora)
+        size = record.size + sum(corpus.size for corpus in record.corpora)
         progress.phase(f"reading the copy of {record.source}", size)
         for problem in _verify_copy(store, record, threads, progress.advance):
             problems[problem] = None
@@ -157,7 +158,16 @@ def _verify_copy(
         for corpus, digest in zip(record.corpora, digests, strict=True)
         if corpus.idx_size
     )
-    blocks = itertools.chain(indices, _token_blocks(store, record, cache))
+    masks = (
+        (
+            loss_path(store.prefix(corpus.stem)),
+            corpus.loss_size,
+            Block(0, 0, corpus.loss_size, cache.loss_digest(source) or ""),
+        )
+        for source, corpus in enumerate(record.corpora)
+        if corpus.loss_size
+    )
+    blocks = itertools.chain(indices, masks, _token_blocks(store, record, cache))
 
     def compare(task: tuple[str, int, Block]) -> str | None:
         problem = _compare(task)

@@ -141,6 +141,8 @@ def _require_files(store: Store, record: Ready) -> None:
             files[idx_path(prefix)] = corpus.idx_size
         if corpus.bin_size:
             files[bin_path(prefix)] = corpus.bin_size
+        if corpus.loss_size:
+            files[loss_path(prefix)] = corpus.loss_size
     for path, size in files.items():
         try:
             found = os.lstat(path).st_size
@@ -216,8 +218,9 @@ class OpenFiles:
             unpacked_ahead=source in self._unpacked_ahead,
         )
         if loss_size := self.cache.loss_size(source):
-            file = loss_path(self._shared[source]), loss_size
-            found = dataclasses.replace(found, loss=file)
+            shared = self._shared[source]
+            place = self._indices[source] if is_url(shared) else shared
+            found = dataclasses.replace(found, loss=(loss_path(place), loss_size))
         if found.begins is None and source in self._fetched:
             fetched = self._fetched[source]
             return dataclasses.replace(found, fetched=lambda _: fetched)

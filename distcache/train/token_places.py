@@ -34,7 +34,7 @@ class TokenPlaces:
     begins: NDArray[np.int64] | None = None
     # what the node's fetcher reads instead of a file, by its number: nothing, by default
     fetched: Callable[[int], Source | None] = _nothing
-    loss: File | None = None  # the loss mask, which is on the shared filesystem, as a `.bin` is
+    loss: File | None = None  # the loss mask: the shared file, or the node's copy of an object
 
     @property
     def are_fetched(self) -> bool:

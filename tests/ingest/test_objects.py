@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from distcache.corpus import bin_path, idx_path
+from distcache.corpus import bin_path, idx_path, open_idx
 from distcache.corpus.fetched import fetched_indices
+from distcache.corpus.loss import loss_path
 from distcache.corpus.receipt import receipt_path
 from distcache.edit.copy_corpora import copy_corpora
 from distcache.errors import ConfigError, NotReady
@@ -80,8 +81,12 @@ def test_what_a_directory_of_a_bucket_yields(server: ScriptedS3, tmp_path: Path)
 
 
 def test_corpora_are_merged(server: ScriptedS3, corpora: dict[str, str], tmp_path: Path) -> None:
-    """Corpora are merged from a bucket by three ranks; each object is fetched once."""
+    """By three ranks; each object is fetched once, and a loss mask goes along."""
     urls = [put_corpus(server, corpora[name], f"s3://lake/in/{name}") for name in ("plain", "tiny")]
+    item = open_idx(corpora["plain"]).item_size
+    tokens = len(server.objects["lake/in/plain.bin"]) // item
+    mask = (b"\1\0" * tokens)[:tokens]
+    server.put("lake/in/plain.loss", mask)
     out = str(tmp_path / "merged")
 
     def rank(communicator: Communicator) -> None:
@@ -100,6 +105,8 @@ def test_corpora_are_merged(server: ScriptedS3, corpora: dict[str, str], tmp_pat
     for path in (idx_path, bin_path):
         pair = [Path(path(str(tmp_path / name))).read_bytes() for name in ("merged", "both")]
         assert pair[0] == pair[1]
+    ones = b"\1" * (len(server.objects["lake/in/tiny.bin"]) // item)
+    assert Path(loss_path(out)).read_bytes() == mask + ones
 
 
 def test_a_command_from_a_bucket_again(

@@ -13,6 +13,7 @@ import pytest
 from distcache.cache.contents import read_contents
 from distcache.cache.corpus_places import beside
 from distcache.corpus import bin_path, idx_path
+from distcache.corpus.loss import loss_path
 from distcache.storage.bucket import forget_buckets
 from tests.support.scripted_s3 import ScriptedS3
 
@@ -26,8 +27,9 @@ def name_of(url: str) -> str:
 
 def put_corpus(server: ScriptedS3, prefix: str, url: str) -> str:
     """Put the files of a corpus under a prefix, and return that."""
-    for path in (idx_path, bin_path):
-        server.put(name_of(path(url)), Path(path(prefix)).read_bytes())
+    for path in (idx_path, bin_path, loss_path):
+        if (file := Path(path(prefix))).exists():
+            server.put(name_of(path(url)), file.read_bytes())
     return url
 
 
