@@ -401,11 +401,56 @@ def test_what_is_no_mask(form: str, tmp_path: Path) -> None:
     assert rows_of(tmp_path / "own") == [[1, 2], [3]]
 
 
-def test_packed_rows_of_another_tool_are_refused(tmp_path: Path) -> None:
-    """Their masks belong to the token before, and a row has several documents."""
-    rows = [{"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "seq_start_id": [0, 2]}]
+def packed_by_bridge(samples: list[list[tuple[list[int], list[int]]]]) -> list[dict[str, Any]]:
+    """Return rows as Megatron-Bridge packs sequences and their masks, which it shifts."""
+    rows = []
+    for sequences in samples:
+        starts = np.cumsum([0, *(len(ids) for ids, _ in sequences[:-1])]).tolist()
+        ids = [token for ids, _ in sequences for token in ids]
+        masks = [loss for _, mask in sequences for loss in [*mask[1:], 0]]
+        rows.append({"input_ids": ids, "loss_mask": masks, "seq_start_id": starts})
+    return rows
+
+
+@pytest.mark.parametrize("eod", [None, 9])
+def test_packed_rows_of_megatron_bridge(eod: int | None, tmp_path: Path) -> None:
+    """A row is a document of its sequences, and each mask is again beside its own token."""
+    chosen = np.random.default_rng(3)
+    samples = [
+        [
+            (chosen.integers(0, 9, size).tolist(), [0, *chosen.integers(0, 2, size - 1).tolist()])
+            for size in chosen.integers(1, 9, chosen.integers(1, 5)).tolist()
+        ]
+        for _ in range(200)
+    ]
+    samples.append([([1, 2, 3], [0, 1, 1])])  # all that is predicted has a loss
+    path = masked("parquet", tmp_path / "a", packed_by_bridge(samples))
+    run([path], tmp_path / "out", vocabulary=10, eod=eod)
+    whole = [
+        [(ids, [1, *mask[1:]] if len(mask) > 1 and all(mask[1:]) else mask) for ids, mask in row]
+        for row in samples
+    ]
+    end = [] if eod is None else [eod]
+    documents = [[sequence.tolist() for sequence in row] for row in read_corpus(tmp_path / "out")]
+    assert documents == [[ids + end for ids, _ in row] for row in whole]
+    losses = [loss for row in whole for _, mask in row for loss in mask + mask[-1:] * len(end)]
+    assert np.fromfile(loss_path(str(tmp_path / "out")), np.uint8).tolist() == losses
+    run([path], tmp_path / "ignored", vocabulary=10, masks="ignore")
+    assert rows_of(tmp_path / "ignored")[-1] == [1, 2, 3]
+
+
+def test_packed_rows_that_are_none(tmp_path: Path) -> None:
+    """Starts that are no ascending numbers within the row are said of the row."""
+    rows = [
+        {"input_ids": [1, 2, 3], "loss_mask": [1, 0, 0], "seq_start_id": starts}
+        for starts in ([0, 2], [1, 2], [0, 3], [0, 2, 1], [], [0, -1], None, [0, None], [0, 1, 1])
+    ]
     path = masked("parquet", tmp_path / "a", rows)
-    with pytest.raises(CorpusError, match="packed rows of Megatron-Bridge"):
+    with pytest.raises(CorpusError, match="row 1: seq_start_id is no list of ascending numbers"):
         run([path], tmp_path / "out", vocabulary=9)
-    run([path], tmp_path / "ignored", vocabulary=9, masks="ignore")
-    assert rows_of(tmp_path / "ignored") == [[1, 2, 3]]
+    outcome = run([path], tmp_path / "out", vocabulary=9, on_error="skip")
+    assert (outcome.documents, outcome.skipped) == (2, 7)
+    assert read_corpus(tmp_path / "out")[0][0].tolist() == [1, 2]
+    without = [{"input_ids": [1, 2, 3], "seq_start_id": [0]}]
+    with pytest.raises(CorpusError, match="packed rows of Megatron-Bridge"):
+        run([masked("parquet", tmp_path / "b", without)], tmp_path / "never", vocabulary=9)

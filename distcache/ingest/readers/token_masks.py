@@ -3,7 +3,9 @@
 By the names that tokenizers and trainers of Hugging Face and others give: `attention_mask` is 0
 for padding; there is no loss where `loss_mask`, `assistant_masks` or `completion_mask` is 0, or
 `labels` is -100. Labels are the tokens (TRL, axolotl, litgpt), or each the next token (NeMo
-Automodel, torchtune): which of both, the numbers say.
+Automodel, torchtune): which of both, the numbers say. In packed rows of Megatron-Bridge, known by
+`seq_start_id`, `loss_mask` is about the next token of the same sequence (megatron-bridge 0.6.2,
+data/packing/algorithms.py).
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from numpy.typing import NDArray
 
 PADDING: Final = "attention_mask"
 LABELS: Final = "labels"
+PACKED: Final = "loss_mask"  # of a packed row, whose sequences begin where STARTS says
+STARTS: Final = "seq_start_id"
 # The value of each mask that leaves a token out.
 LEFT_OUT: Final = {
     PADDING: 0,
@@ -34,11 +38,18 @@ class Rows(NamedTuple):
 
     ids: NDArray[Any]
     counts: NDArray[np.int64]  # of each row
+    # whether each token begins a sequence of a packed row; None if each row is a sequence
+    first: NDArray[np.bool_] | None = None
 
     @property
     def row_of(self) -> NDArray[np.int64]:
         """Row of each token."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @property
+    def sequence_of(self) -> NDArray[np.int64]:
+        """Sequence of each token."""
+        return self.row_of if self.first is None else np.cumsum(self.first) - 1
 
 
 class MaskedRows(NamedTuple):
@@ -113,6 +124,9 @@ def masked(
             by_labels, problems = shift.losses(rows, np.where(kept, values, LEFT_OUT[LABELS]))
             losses &= by_labels
             wrong = problems | wrong
+        elif name == PACKED and rows.first is not None:
+            losses[1:] &= values[:-1] != LEFT_OUT[name]
+            losses[rows.first] = False
         elif name != PADDING:
             losses &= values != LEFT_OUT[name]
     _complete(rows, kept, losses)
@@ -120,17 +134,18 @@ def masked(
 
 
 def _complete(rows: Rows, kept: NDArray[np.bool_], losses: NDArray[np.bool_]) -> None:
-    """Give the first token of a row a loss if all others have one: nothing predicts it there."""
+    """Give the first token of a sequence a loss if all others have one: nothing predicts it."""
     left_out = kept & ~losses
-    row_of = rows.row_of
-    alone = np.bincount(row_of[left_out], minlength=len(rows.counts)) == 1
-    several = np.bincount(row_of[kept], minlength=len(rows.counts)) > 1
+    sequence_of = rows.sequence_of
+    count = int(sequence_of.max(initial=-1)) + 1
+    alone = np.bincount(sequence_of[left_out], minlength=count) == 1
+    several = np.bincount(sequence_of[kept], minlength=count) > 1
     places = np.flatnonzero(left_out)
-    places = places[(alone & several)[row_of[places]]]
-    first = np.full(len(rows.counts), -1)
+    places = places[(alone & several)[sequence_of[places]]]
+    first = np.full(count, -1)
     inside = np.flatnonzero(kept)[::-1]
-    first[row_of[inside]] = inside
-    losses[places[first[row_of[places]] == places]] = True
+    first[sequence_of[inside]] = inside
+    losses[places[first[sequence_of[places]] == places]] = True
 
 
 def _without_padding(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,8 @@ from distcache.ingest.readers.token_masks import (
     IGNORE,
     LABELS,
     LEFT_OUT,
+    PACKED,
+    STARTS,
     LabelShift,
     Rows,
     is_other,
@@ -52,12 +54,15 @@ def require_token_column(entry: Input, options: TokenOptions) -> None:
             if (places := table.schema.get_all_field_indices(name)) and name != options.column
         }
         known = _mask_columns(table, options.column)
-        packed = "seq_start_id" in table.schema.names and options.masks == "keep"
-    if packed:
-        raise CorpusError(
-            f"{entry.path}: has packed rows of Megatron-Bridge, by its column seq_start_id, whose "
-            f"masks are another token's; ingest what it was packed from, or {IGNORE}"
-        )
+        packed = table.schema.get_all_field_indices(STARTS)
+        starts = [table.schema.field(place).type for place in packed]
+    if packed and options.masks == "keep":
+        is_right = len(starts) == 1 and is_list(starts[0]) and _is_integer(starts[0].value_type)
+        if not is_right or PACKED not in known:
+            raise CorpusError(
+                f"{entry.path}: column {STARTS!r} is that of packed rows of Megatron-Bridge, which "
+                f"have lists of integers there, and in {PACKED!r}; {IGNORE}"
+            )
     if not pa.types.is_null(kind) and not (is_list(kind) and _is_integer(kind.value_type)):
         raise CorpusError(
             f"{entry.path}: column {options.column!r} is of type {kind}, expected lists of integers"
@@ -139,6 +144,8 @@ class _Reading:
         before = facts.rows
         try:
             columns = [self._options.column, *_mask_columns(table, self._options.column)]
+            if STARTS in table.schema.names and self._options.masks == "keep":
+                columns.append(STARTS)
             for batch in table.batches(group, columns, at_a_time):
                 places = np.arange(facts.rows, facts.rows + len(batch), dtype=np.int64)
                 lists = _as_lists(batch, self._options.column)
@@ -172,8 +179,8 @@ class _Reading:
         """Add rows, unless the work is to stop."""
         if self._stopped():
             raise ReadingEnds
-        lists, losses, wrong = self._masked(rows.batch)
-        wrong |= _row_problems(lists)
+        found = self._masked(rows.batch)
+        lists, wrong = found.lists, found.wrong | _row_problems(found.lists)
         places = rows.places
         decoded = None if wrong else self._decode(lists)
         if decoded is None:
@@ -182,19 +189,17 @@ class _Reading:
             keep = np.ones(len(lists), bool)
             keep[list(wrong)] = False
             places = places[keep]
-            lists_kept, losses, _ = self._masked(rows.batch.filter(pa.array(keep)))
-            decoded = self._decode(lists_kept)
+            found = self._masked(rows.batch.filter(pa.array(keep)))
+            decoded = self._decode(found.lists)
             assert decoded is not None, "invalid rows have been removed"
-        self._append(*decoded, places, losses)
+        self._append(*decoded, places, found)
         self._buffer.facts.rows += len(lists)
 
-    def _masked(
-        self, batch: pa.RecordBatch
-    ) -> tuple[pa.Array, NDArray[np.uint8] | None, dict[int, str]]:
-        """Return the lists of ids without padding, their losses, and the problems of rows."""
+    def _masked(self, batch: pa.RecordBatch) -> _Masked:
+        """Return what masks say of a batch."""
         lists = batch.column(self._options.column)
         if batch.num_columns == 1:
-            return lists, None, {}
+            return _Masked(lists, {})
         ignored = self._options.masks == "ignore"
         return _masked_lists(lists, batch, self._shift, ignored=ignored)
 
@@ -219,10 +224,12 @@ class _Reading:
         tokens: NDArray[Any],
         lengths: NDArray[np.int64],
         places: NDArray[np.int64],
-        losses: NDArray[np.uint8] | None,
+        found: _Masked,
     ) -> None:
-        counts = (lengths > 0).astype(np.int64)
+        losses, counts = found.losses, (lengths > 0).astype(np.int64)
         lengths = lengths[lengths > 0]
+        if found.sequences is not None:
+            lengths, counts = found.sequences
         if self._options.eod is not None:
             missing = _without_end(tokens, lengths, self._options.eod)
             ends = np.cumsum(lengths)[missing]
@@ -248,19 +255,29 @@ def _mask_columns(table: Table, column: str) -> list[str]:
     ]
 
 
+class _Masked(NamedTuple):
+    """What masks say of a batch."""
+
+    lists: pa.Array  # lists of ids without padding; a row with a problem has all of its ids
+    wrong: dict[int, str]  # problems of rows
+    losses: NDArray[np.uint8] | None = None  # whether each token has a loss; None if all have
+    # Of packed rows, the tokens of each sequence, and the sequences of each row; None of others.
+    sequences: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+
 def _masked_lists(
     lists: pa.Array, batch: pa.RecordBatch, shift: LabelShift, *, ignored: bool
-) -> tuple[pa.Array, NDArray[np.uint8] | None, dict[int, str]]:
-    """Return lists of ids without padding, which tokens have a loss, and the problems of rows.
-
-    A row with a problem is left as it is.
-    """
+) -> _Masked:
+    """Return what masks say of lists of ids."""
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     values = _plain(lists.flatten())
     if values.null_count:  # the rows are refused for it
-        return lists, None, {}
+        return _Masked(lists, {})
     rows = Rows(values.to_numpy(zero_copy_only=False), counts.astype(np.int64))
     wrong: dict[int, str] = {}
+    if STARTS in batch.schema.names:
+        wrong, first = _first_tokens(batch.column(STARTS), rows.counts)
+        rows = rows._replace(first=first)
     masks: dict[str, NDArray[Any]] = {}
     for name in (name for name in batch.schema.names if name in LEFT_OUT):
         problems, masks[name] = _aligned(name, batch.column(name), rows)
@@ -270,18 +287,61 @@ def _masked_lists(
         keep = np.ones(len(lists), bool)
         keep[list(wrong)] = False
         chosen = pa.array(keep)
-        *_, more = _masked_lists(lists.filter(chosen), batch.filter(chosen), shift, ignored=ignored)
+        more = _masked_lists(lists.filter(chosen), batch.filter(chosen), shift, ignored=ignored)
         numbers = np.flatnonzero(keep).tolist()
-        return lists, None, wrong | {numbers[row]: reason for row, reason in more.items()}
+        return _Masked(lists, wrong | {numbers[row]: why for row, why in more.wrong.items()})
     found = masked(rows, masks, shift, ignored=ignored)
     losses = None if found.losses is None else found.losses[found.kept]
+    sequences = None if rows.first is None else _sequences_of(rows, found.kept)
     if found.kept.all():
-        return lists, losses, found.wrong
+        return _Masked(lists, found.wrong, losses, sequences)
     sums = np.concatenate([[0], np.cumsum(found.kept)])
     offsets = np.concatenate([[0], sums[np.cumsum(rows.counts)]])
     inside = lists.flatten().filter(pa.array(found.kept))
     kept_lists = pa.LargeListArray.from_arrays(offsets, inside, mask=lists.is_null())
-    return kept_lists, losses, found.wrong
+    return _Masked(kept_lists, found.wrong, losses, sequences)
+
+
+def _first_tokens(
+    starts: pa.Array, counts: NDArray[np.int64]
+) -> tuple[dict[int, str], NDArray[np.bool_]]:
+    """Return the rows whose starts of sequences are none, and which tokens begin a sequence.
+
+    Parameters
+    ----------
+    starts : Array
+        Numbers of the first tokens of sequences, for each row.
+    counts : ndarray of int64, shape (rows,)
+        Tokens of each row.
+    """
+    sizes = pc.fill_null(pc.list_value_length(starts), 0).to_numpy(zero_copy_only=False)
+    values = pc.fill_null(starts.flatten(), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    row_of = np.repeat(np.arange(len(counts)), sizes)
+    leads = np.append(True, row_of[1:] != row_of[:-1])[: len(row_of)]
+    ascends = np.append(True, values[1:] >= values[:-1])[: len(row_of)]
+    right = np.where(leads, values == 0, ascends) & (values < counts[row_of])
+    bad = (sizes == 0) & (counts > 0)
+    bad[row_of[~right]] = True
+    wrong = {
+        row: f"{STARTS} is no list of ascending numbers from 0, below {counts[row]}; {IGNORE}"
+        for row in np.flatnonzero(bad).tolist()
+    }
+    begins = np.cumsum(counts) - counts
+    first = np.zeros(int(counts.sum()), bool)
+    first[begins[counts > 0]] = True
+    good = ~bad[row_of]
+    first[begins[row_of[good]] + values[good]] = True
+    return wrong, first
+
+
+def _sequences_of(
+    rows: Rows, kept: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the tokens of each sequence that has some, and the sequences of each row."""
+    lengths = np.bincount(rows.sequence_of[kept])
+    row_of_first = rows.row_of[rows.first]
+    filled = np.flatnonzero(lengths)
+    return lengths[filled], np.bincount(row_of_first[filled], minlength=len(rows.counts))
 
 
 def _aligned(name: str, mask: pa.Array, rows: Rows) -> tuple[dict[int, str], NDArray[Any]]:
