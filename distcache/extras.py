@@ -22,6 +22,8 @@ EXTRA_OF: Final = {
     "pyarrow": "ingest",
     "huggingface_hub": "ingest",
     "gigatoken": "fast",
+    "transformers": "chat",
+    "jinja2": "chat",
     "zstandard": "mds",
     "cramjam": "mds",
     "obstore": "s3",

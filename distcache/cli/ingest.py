@@ -24,7 +24,6 @@ from distcache.cli.show import LogFormat, make_progress, print_json, print_resul
 from distcache.corpus.mock import Mock, MockCorpora, write_mock
 from distcache.errors import ConfigError
 from distcache.ingest.inputs import TextOptions, TokenOptions, suffixes_of
-from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.connect import connect
 from distcache.ranks.job_environment import share_of_cores, threads_of, usable_cores
@@ -131,8 +130,7 @@ def _run(
     from distcache.ingest.objects import ObjectWork, is_stream  # noqa: PLC0415
     from distcache.ingest.pipeline import ingest  # noqa: PLC0415
 
-    formats = TOKEN_FORMATS if tokenizer is None else TEXT_FORMATS
-    known = suffixes_of(formats, options.format)
+    known = suffixes_of(options.formats, options.format)
     if options.format is None and any(map(is_stream, inputs)):
         raise ConfigError("standard input and pipes have no name: give --format")
     communicator = connect()

@@ -21,12 +21,15 @@ from distcache.ingest.document_buffer import DocumentBuffer, Memory, PieceFacts
 from distcache.ingest.ingest_work import Reader
 from distcache.ingest.inputs import TextOptions, TokenOptions, find_inputs
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.readers.tables import with_groups
-from distcache.ingest.readers.text import TextReader
+from distcache.ingest.readers.text import make_text_reader
 from distcache.ingest.readers.token_shards import ShardReader
-from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
-from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
+from distcache.ingest.tokenizers.find import find_tokenizer
+from distcache.ingest.tokenizers.tokenizer import (
+    TokenizerOptions,
+    TokenizerSource,
+    template_digest,
+)
 from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 
@@ -346,18 +349,21 @@ class _IngestedFiles:
         if receipt.kind == "tokens":
             options = msgspec.convert(known, TokenOptions)
             self._column, self._reader = options.column, ShardReader(options)
-            self._formats, self._format = TOKEN_FORMATS, options.format
+            self._formats, self._format = options.formats, options.format
             return
         chosen = msgspec.convert(known, TextOptions)
         assert source is not None, "text needs a tokenizer"
-        loaded = make_tokenizer(source, _tokenizer_of(receipt, tokenizer))
-        if receipt.tokenizer is not None and loaded.facts.digest != receipt.tokenizer.digest:
+        self._reader = reader = make_text_reader(source, _tokenizer_of(receipt, tokenizer), chosen)
+        facts = reader.tokenizer.facts
+        if receipt.tokenizer is not None and facts.digest != receipt.tokenizer.digest:
             raise CorpusError(
-                f"the tokenizer {loaded.facts.name} has digest {loaded.facts.digest}, the receipt "
+                f"the tokenizer {facts.name} has digest {facts.digest}, the receipt "
                 f"says {receipt.tokenizer.digest}; name the right one with --tokenizer"
             )
-        self._column, self._reader = chosen.text_key, TextReader(loaded, chosen)
-        self._formats, self._format = TEXT_FORMATS, chosen.format
+        if known.get("template_digest") not in (None, template_digest(source)):
+            raise CorpusError("the chat template is another one than when it was ingested")
+        self._column = chosen.field
+        self._formats, self._format = chosen.formats, chosen.format
 
     def read(self, sample: Sample) -> dict[int, Document]:
         """Return documents by their number in the piece."""

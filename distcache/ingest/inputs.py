@@ -295,6 +295,20 @@ class TextOptions(Common, frozen=True, kw_only=True):
     """The options of an ingest of text."""
 
     text_key: Annotated[str, Option("Field of JSON lines, or column of Parquet files.")] = "text"
+    messages: Annotated[
+        str | None,
+        Option(
+            "Field or column of conversations, which the tokenizer's chat template makes texts of.",
+            metavar="FIELD",
+        ),
+    ] = None
+    loss: Annotated[
+        Literal["marked", "all"],
+        Option(
+            "Tokens of conversations that have a loss: what the chat template encloses in "
+            "{% generation %}, or all."
+        ),
+    ] = "marked"
     append_eod: Annotated[
         bool, Option("End each document with the tokenizer's end-of-document token.")
     ] = False
@@ -327,6 +341,16 @@ class TextOptions(Common, frozen=True, kw_only=True):
             choices=TEXT_FORMATS,
         ),
     ] = None
+
+    @property
+    def field(self) -> str:
+        """Field or column of the texts or conversations."""
+        return self.messages or self.text_key
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Formats of the inputs; plain text has no fields."""
+        return tuple(name for name in TEXT_FORMATS if name != "txt" or self.messages is None)
 
 
 @decodable
@@ -364,3 +388,8 @@ class TokenOptions(Common, frozen=True, kw_only=True):
             "them. Padding by attention_mask is left out."
         ),
     ] = "keep"
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Formats of the inputs."""
+        return TOKEN_FORMATS

@@ -14,6 +14,7 @@ import msgspec
 import xxhash
 
 from distcache import __version__
+from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import digest_tokens
 from distcache.corpus.idx import limit_of, named_type
 from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, receipt_path
@@ -24,18 +25,22 @@ from distcache.ingest.ingest_work import Reader, Work
 from distcache.ingest.inputs import Input, TextOptions, TokenOptions, find_inputs, require_unchanged
 from distcache.ingest.output import Links, Output
 from distcache.ingest.pieces import PieceRecord, make_pieces, owners_of, piece_bytes
-from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
-from distcache.ingest.readers.text import TextReader
+from distcache.ingest.readers.text import TextReader, make_text_reader
 from distcache.ingest.receipts import make_receipts
 from distcache.ingest.rounds import run_rounds
 from distcache.ingest.token_store import TokenStore
-from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
-from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
+from distcache.ingest.tokenizers.find import find_tokenizer
+from distcache.ingest.tokenizers.tokenizer import (
+    TokenizerOptions,
+    TokenizerSource,
+    template_digest,
+)
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import require_text
 from distcache.storage.journal import Journal, read_journal
+from distcache.storage.units import counted
 
 ARROW_CODECS: Final = ("gzip", "zstd")  # Arrow decompresses them
 
@@ -117,7 +122,7 @@ def ingest(
         )
     with aborting_on_error(communicator):
         on_rank_0(
-            communicator, lambda: require_utf8(out, options, tokenizer), None, "reading options"
+            communicator, lambda: require_sensible(out, options, tokenizer), None, "reading options"
         )
         watch.phase("listing inputs")
         inputs = agree_on_inputs(communicator, words, options, names)
@@ -131,15 +136,8 @@ def ingest(
 
         def make() -> tuple[list[Receipt], dict[int, Links]]:
             with contextlib.closing(work.store):
-                receipts, share = _make(communicator, work, origin, threads, watch)
+                receipts, share = _make(communicator, work, origin, options, threads, watch)
             resumed.append(share)
-            losses = [receipt.loss.tokens for receipt in receipts if receipt.loss is not None]
-            if losses:
-                whole = sum(receipt.tokens for receipt in receipts)
-                watch.note(
-                    f"{sum(losses):,} of {whole:,} tokens have a loss, by the masks beside them "
-                    "(loss_mask, labels and the like)"
-                )
             ended = sum(record.facts.ended for record in work.records)
             if ended and isinstance(options, TextOptions) and not options.eod_once:
                 watch.note(
@@ -153,7 +151,12 @@ def ingest(
 
 
 def _make(
-    communicator: Communicator, work: Work, origin: Origin, threads: int, progress: Stopwatch
+    communicator: Communicator,
+    work: Work,
+    origin: Origin,
+    options: IngestOptions,
+    threads: int,
+    progress: Stopwatch,
 ) -> tuple[list[Receipt], float]:
     """Ingest into a claimed output. Collective.
 
@@ -190,7 +193,22 @@ def _make(
             digest_tokens(communicator, output.unfinished(shard), entry.bin_size)
             for shard, entry in enumerate(facts)
         ]
+    _note_losses(facts, options, progress)
     return make_receipts(work, facts, digests, origin), done / len(work.pieces)
+
+
+def _note_losses(facts: Sequence[CorpusFacts], options: IngestOptions, progress: Stopwatch) -> None:
+    """Say how many tokens have a loss, if corpora have masks."""
+    losses = [corpus.loss for corpus in facts if corpus.loss is not None]
+    if not losses:
+        return
+    why = "the masks beside them (loss_mask, labels and the like)"
+    if isinstance(options, TextOptions):
+        why = "what the chat template encloses in {% generation %}"
+    some, whole = sum(loss.tokens for loss in losses), sum(corpus.tokens for corpus in facts)
+    progress.note(f"{some:,} of {whole:,} tokens have a loss, by {why}")
+    if silent := sum(loss.silent for loss in losses):
+        progress.note(f"{counted(silent, 'sequence has', 'sequences have')} no token with a loss")
 
 
 def _outcome(
@@ -218,17 +236,44 @@ def _outcome(
     )
 
 
-def require_utf8(out: str, options: IngestOptions, tokenizer: TokenizerOptions | None) -> None:
-    """Refuse names that a receipt cannot represent.
+def require_sensible(out: str, options: IngestOptions, tokenizer: TokenizerOptions | None) -> None:
+    """Refuse names that a receipt cannot represent, and options without effect.
 
     Raises
     ------
     ConfigError
-        If one is not UTF-8.
+        Naming the option.
     """
+    if tokenizer is not None and isinstance(options, TextOptions):
+        _require_effect(options, tokenizer)
     given = [out, *msgspec.structs.asdict(options).values()]
     given += msgspec.structs.asdict(tokenizer).values() if tokenizer is not None else []
     require_text(*(value for value in given if isinstance(value, str)))
+
+
+def _require_effect(options: TextOptions, tokenizer: TokenizerOptions) -> None:
+    """Refuse options of conversations for texts, and the reverse."""
+    if options.messages is None:
+        for_chats = {
+            "--chat-template": tokenizer.chat_template is not None,
+            "--loss": options.loss != "marked",
+        }
+        if given := [name for name, is_given in for_chats.items() if is_given]:
+            raise ConfigError(f"{given[0]}: has no effect without --messages FIELD")
+        return
+    for_texts = {
+        "--text-key": options.text_key != "text",
+        "--split-sentences": options.sentences != "no",
+        "--txt-documents": options.documents != "file",
+        "--format txt": options.format == "txt",
+        "--add-special-tokens": tokenizer.special_tokens is not None,
+        "--engine gigatoken": tokenizer.engine == "gigatoken",
+    }
+    if given := [name for name, is_given in for_texts.items() if is_given]:
+        raise ConfigError(
+            f"{given[0]}: is for texts; the chat template makes the text of --messages, and the "
+            "library tokenizers encodes it"
+        )
 
 
 def agree_on_inputs(
@@ -246,10 +291,9 @@ def agree_on_inputs(
     CorpusError
         Naming every Parquet file that is damaged, or lacks the column.
     """
-    formats = TEXT_FORMATS if isinstance(options, TextOptions) else TOKEN_FORMATS
     inputs: list[Input] = on_rank_0(
         communicator,
-        lambda: find_inputs(words, formats, options.format, names),
+        lambda: find_inputs(words, options.formats, options.format, names),
         list[Input],
         "listing inputs",
     )
@@ -290,7 +334,7 @@ def _inspect(entry: Input, options: IngestOptions) -> Input:
 
     if isinstance(options, TextOptions):
         require_text_column(entry, options)
-        return with_groups(entry, options.text_key)
+        return with_groups(entry, options.field)
     from distcache.ingest.readers.token_shards import require_token_column  # noqa: PLC0415
 
     require_token_column(entry, options)
@@ -350,9 +394,8 @@ def make_work(
     if isinstance(options, TextOptions):
         assert tokenizer is not None, "text needs a tokenizer"
         assert source is not None, "text needs a tokenizer"
-        loaded = make_tokenizer(source, tokenizer)
-        facts, libraries = loaded.facts, loaded.libraries
-        reader = TextReader(loaded, options)
+        reader = make_text_reader(source, tokenizer, options)
+        facts, libraries = reader.tokenizer.facts, reader.tokenizer.libraries
     else:
         from distcache.ingest.readers.token_shards import ShardReader  # noqa: PLC0415
 
@@ -373,19 +416,21 @@ def make_work(
         limit=options.shard_size,
         fail=options.on_error == "fail",
     )
-    return work, _origin(inputs, options, tokenizer, facts, libraries, step)
+    chosen: dict[str, Any] = msgspec.to_builtins(options) | {"piece_bytes": step}
+    if source is not None and getattr(options, "messages", None) is not None:
+        chosen["template_digest"] = template_digest(source)
+    return work, _origin(inputs, options, chosen, tokenizer, facts, libraries)
 
 
 def _origin(
     inputs: Sequence[Input],
     options: IngestOptions,
+    chosen: dict[str, Any],
     tokenizer: TokenizerOptions | None,
     facts: TokenizerFacts | None,
     libraries: Sequence[str],
-    step: int,
 ) -> Origin:
     kind: Kind = "text" if isinstance(options, TextOptions) else "tokens"
-    chosen: dict[str, Any] = msgspec.to_builtins(options) | {"piece_bytes": step}
     named = {} if tokenizer is None else {"tokenizer": msgspec.to_builtins(tokenizer)}
     versions = {name: importlib.metadata.version(name) for name in libraries}
     versions["distcache"] = __version__

@@ -28,7 +28,8 @@ class InputRow(NamedTuple):
     """A row, or the reason why it is rejected."""
 
     place: int  # number of the row in the piece, or in the row group, from 0
-    value: list[Any] | None  # texts, of which each becomes a sequence, or ids; None: a blank line
+    # texts, of which each becomes a sequence; a `Conversation`; or ids. None: a blank line
+    value: list[Any] | None
     reason: str | None = None  # problem of the row
     byte: int | None = None  # first byte of the row in the (decompressed) file
     group: int | None = None  # row group of the row
@@ -99,8 +100,7 @@ def plain_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterato
         yield _file_row(entry, options)
         return
     limit = options.longest + DECODED
-    for row in line_rows(entry, piece, limit, too_long(options), _line_of):
-        yield checked(row, options)
+    yield from line_rows(entry, piece, limit, too_long(options), _line_of)
 
 
 def _line_of(text: str) -> list[str]:

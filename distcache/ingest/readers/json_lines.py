@@ -17,11 +17,11 @@ from distcache.ingest.readers.input_rows import (
     DECODED,
     InputRow,
     TokenRows,
-    checked,
     line_rows,
     too_long,
 )
 from distcache.ingest.readers.token_masks import LEFT_OUT, readable
+from distcache.ingest.tokenizers.tokenizer import Conversation
 
 MAX_LINE_BYTES: Final = 1 << 30  # bytes of a line of ids
 BATCH_IDS: Final = 1 << 19
@@ -39,11 +39,12 @@ JSON_KINDS: Final = {
 
 
 def json_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[InputRow]:
-    """Yield the texts of JSON lines. JSON takes up to six bytes for a byte of a text."""
+    """Yield texts or conversations. JSON takes up to six bytes for a byte of a text."""
     limit = 6 * options.longest + DECODED
-    decode = text_decoder(options.text_key)
-    for row in line_rows(entry, piece, limit, too_long(options), decode):
-        yield checked(row, options)
+    decode: Callable[[str], list[Any] | None] = (
+        chat_decoder(options.messages) if options.messages else text_decoder(options.text_key)
+    )
+    return line_rows(entry, piece, limit, too_long(options), decode)
 
 
 def json_id_rows(
@@ -98,13 +99,32 @@ def text_decoder(key: str) -> Callable[[str], list[str] | None]:
         try:
             found: Any = decode(content)[key]  # type: ignore[literal-required]
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            found = _decode_leniently(content, key, error)
+            found = _texts_leniently(content, key, error)
         return found if isinstance(found, list) else [found]
 
     return texts_of
 
 
-def _decode_leniently(content: str, key: str, error: Exception) -> Any:
+@functools.cache
+def chat_decoder(key: str) -> Callable[[str], list[Conversation] | None]:
+    """Return a function that extracts the conversation of a JSON line."""
+    kind = TypedDict("Line", {key: list[Any], "tools": NotRequired[Any]})  # type: ignore[misc]  # known at run time
+    decode = msgspec.json.Decoder(kind).decode
+
+    def chat_of(content: str) -> list[Conversation] | None:
+        if not content.strip():
+            return None
+        try:
+            line: Any = decode(content)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            line = _decode_leniently(content, key, error, "--messages")
+        return [Conversation(line[key], line.get("tools"))]
+
+    return chat_of
+
+
+def _decode_leniently(content: str, key: str, error: Exception, option: str) -> dict[str, Any]:
+    """Return the object of a line, which has a field; raises `ValueError` about another line."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -115,9 +135,13 @@ def _decode_leniently(content: str, key: str, error: Exception) -> Any:
         names = ", ".join(map(repr, list(document)[:MAX_FIELDS])) or "none"
         raise ValueError(
             f"expected an object with a field {key!r}; its fields are {names}: name one with "
-            "--text-key"
+            f"{option}"
         ) from error
-    found = document[key]
+    return document
+
+
+def _texts_leniently(content: str, key: str, error: Exception) -> Any:
+    found = _decode_leniently(content, key, error, "--text-key")[key]
     texts = found if isinstance(found, list) else [found]
     wrong = [JSON_KINDS[type(text)] for text in texts if not isinstance(text, str)]
     if wrong:

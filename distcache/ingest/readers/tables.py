@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from distcache.errors import CorpusError
 from distcache.ingest.inputs import Group, Input, TextOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.input_rows import InputRow, checked
+from distcache.ingest.readers.input_rows import InputRow
+from distcache.ingest.tokenizers.tokenizer import Conversation
 from distcache.storage.files import closing_fd, open_regular
 
 SLICE: Final = 256  # rows that are Python objects at a time
@@ -175,7 +176,9 @@ def with_groups(entry: Input, column: str) -> Input:
 
 
 def require_text_column(entry: Input, options: TextOptions) -> None:
-    """Refuse a file whose column does not have texts; one of nulls alone has rows without a text.
+    """Refuse a file whose column has neither texts nor, if asked for, conversations.
+
+    One of nulls alone has rows without either.
 
     Raises
     ------
@@ -183,13 +186,22 @@ def require_text_column(entry: Input, options: TextOptions) -> None:
         Naming the file, the column and its type.
     """
     with open_table(entry) as table:
-        kind = column_type(table, entry.path, options.text_key)
+        kind = column_type(table, entry.path, options.field)
+    if options.messages is not None:
+        if not pa.types.is_null(kind) and not (
+            is_list(kind) and pa.types.is_struct(kind.value_type)
+        ):
+            raise CorpusError(
+                f"{entry.path}: column {options.field!r} is of type {kind}, expected lists of "
+                "messages, each a struct with role and content"
+            )
+        return
     inner = kind.value_type if is_list(kind) or pa.types.is_dictionary(kind) else kind
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     if not any(test(inner) for test in (*tests, pa.types.is_null)):
         raise CorpusError(
-            f"{entry.path}: column {options.text_key!r} is of type {kind}, expected texts or lists "
-            "of texts"
+            f"{entry.path}: column {options.field!r} is of type {kind}, expected texts or lists of "
+            "texts"
         )
 
 
@@ -221,13 +233,20 @@ def _value(scalar: pa.Scalar) -> Any:
 def table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[InputRow]:
     """Yield the rows of some groups of a table."""
     with open_table(entry) as table:
+        columns = [options.field]
+        if options.messages is not None and len(table.schema.get_all_field_indices("tools")) == 1:
+            columns.append("tools")
         before = 0
         for group in range(piece.begin, piece.end):
             place = 0
             try:
-                for batch in table.batches(group, [options.text_key], SLICE):
-                    for value in values_of(batch.column(0)):
-                        yield checked(_value_row(place, value, group, before), options)
+                for batch in table.batches(group, columns, SLICE):
+                    values = (values_of(batch.column(name)) for name in columns)
+                    for value, *tools in zip(*values, strict=True):
+                        row = _value_row(place, value, group, before)
+                        if options.messages is not None and row.value is not None:
+                            row = row._replace(value=[Conversation(*_filled([value, *tools]))])
+                        yield row
                         place += 1
             except ValueError as error:
                 yield InputRow(place, None, str(error), None, group)
@@ -243,3 +262,10 @@ def _value_row(place: int, value: Any, group: int, before: int) -> InputRow:
     if any(text is None for text in texts):
         return InputRow(place, None, "is null, or has a null in it", None, group)
     return InputRow(place, texts, None, None, group, before)
+
+
+def _filled(value: Any) -> Any:
+    """Return a value without fields that are null: Arrow's structs have all fields in all rows."""
+    if isinstance(value, dict):
+        return {name: _filled(inner) for name, inner in value.items() if inner is not None}
+    return [_filled(inner) for inner in value] if isinstance(value, list) else value

@@ -19,8 +19,16 @@ from distcache.ingest.document_buffer import DocumentBuffer, Problem, ReadingEnd
 from distcache.ingest.inputs import Input, TextOptions
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.readers.formats import FORMATS
-from distcache.ingest.readers.input_rows import InputRow
-from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, Tokenizer
+from distcache.ingest.readers.input_rows import InputRow, checked
+from distcache.ingest.tokenizers.find import make_chat_tokenizer, make_tokenizer
+from distcache.ingest.tokenizers.tokenizer import (
+    Conversation,
+    Encoded,
+    EnginesDiffer,
+    Tokenizer,
+    TokenizerOptions,
+    TokenizerSource,
+)
 from distcache.kernels import narrow_tokens
 
 BATCH_CHARACTERS: Final = 1 << 20  # characters of a call of the tokenizer
@@ -28,6 +36,22 @@ BATCH_ROWS: Final = 1 << 12  # rows of a call, if they are short
 LARGE_TEXT: Final = 4 << 20  # characters; the library tokenizers takes about 100 times their bytes
 HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 _large_texts = threading.Lock()
+
+
+def make_text_reader(
+    source: TokenizerSource, tokenizer: TokenizerOptions, options: TextOptions
+) -> TextReader:
+    """Return the reader of texts or conversations.
+
+    Raises
+    ------
+    ConfigError
+        If the tokenizer cannot be loaded, or an option does not fit.
+    """
+    if options.messages is None:
+        return TextReader(make_tokenizer(source, tokenizer), options)
+    chats = make_chat_tokenizer(source, tokenizer, marked=options.loss == "marked")
+    return TextReader(chats, options, chats.render)
 
 
 class TextReader:
@@ -43,9 +67,13 @@ class TextReader:
         Makes the tokens.
     options : TextOptions
         Options of a row.
+    render : callable or None
+        Makes a text of a conversation; None if rows have texts.
 
     Attributes
     ----------
+    tokenizer : Tokenizer
+        As given.
     engine : str
         Name of the engine that encodes, and why not a faster one.
     ending : str or None
@@ -57,10 +85,16 @@ class TextReader:
         If the tokenizer does not know its end-of-document token, but one is to be appended.
     """
 
-    def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        options: TextOptions,
+        render: Callable[[Conversation], str] | None = None,
+    ) -> None:
         self.engine = tokenizer.engine + (f" ({tokenizer.note})" if tokenizer.note else "")
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._options = options
+        self._render = render
         self._end = tokenizer.facts.eod if options.append_eod else None
         if self._end is None and options.append_eod:
             raise ConfigError(
@@ -78,7 +112,8 @@ class TextReader:
         batch: list[InputRow] = []
         size = 0
         with contextlib.suppress(ReadingEnds):
-            for row in imported(FORMATS[entry.format].texts)(entry, piece, self._options):
+            for found in imported(FORMATS[entry.format].texts)(entry, piece, self._options):
+                row = checked(self._rendered(found), self._options)
                 buffer.facts.lines += 1
                 full = (
                     size >= BATCH_CHARACTERS or len(batch) >= BATCH_ROWS or row.reason is not None
@@ -94,6 +129,15 @@ class TextReader:
                     batch.append(row)
                     size += sum(map(len, row.value))
             self._flush(batch, buffer)
+
+    def _rendered(self, row: InputRow) -> InputRow:
+        """Return a row with the text of its conversation."""
+        if self._render is None or row.value is None:
+            return row
+        try:
+            return row._replace(value=list(map(self._render, row.value)))
+        except ValueError as error:
+            return row._replace(value=None, reason=str(error))
 
     def _reject(self, row: InputRow, reason: str, buffer: DocumentBuffer) -> None:
         """Record an invalid row; raise `ReadingEnds` if that ends the ingest."""
@@ -125,7 +169,7 @@ class TextReader:
     def _append(self, batch: list[InputRow], buffer: DocumentBuffer) -> None:
         texts = [self._sentences(row) for row in batch]
         encoded = self._encode(list(itertools.chain.from_iterable(texts)))
-        limit = limit_of(buffer.dtype, self._tokenizer.facts.vocabulary)
+        limit = limit_of(buffer.dtype, self.tokenizer.facts.vocabulary)
         tokens = np.empty(len(encoded.ids), buffer.dtype)
         if (wrong := narrow_tokens(encoded.ids, limit, tokens)) >= 0:
             raise ValueError(
@@ -135,6 +179,9 @@ class TextReader:
         lengths = encoded.lengths[kept].astype(np.int32)
         counts = _sums(kept, np.fromiter(map(len, texts), np.int64, len(texts)))
         filled = counts > 0
+        losses = encoded.losses
+        if losses is not None and losses.all():
+            losses = None
         if self._end is not None:
             last = np.cumsum(counts[filled]) - 1  # sequence of each document
             ends = np.cumsum(lengths, dtype=np.int64)[last]
@@ -142,10 +189,13 @@ class TextReader:
             buffer.facts.ended += int(is_ended.sum())
             if self._options.eod_once:
                 last, ends = last[~is_ended], ends[~is_ended]
+            if losses is not None:  # an end is learned if what is before it is
+                losses = np.insert(losses, ends, losses[ends - 1])
             tokens = np.insert(tokens, ends, self._end)
             lengths[last] += 1
         places = np.array([row.before + row.place for row in batch], np.int64)
-        buffer.add(tokens, lengths, counts, places, drop_empty=self._options.empty == "drop")
+        drop = self._options.empty == "drop"
+        buffer.add(tokens, lengths, counts, places, losses, drop_empty=drop)
         buffer.facts.rows += len(batch)
         buffer.facts.by_library += encoded.by_library
         buffer.facts.compared += encoded.compared
@@ -153,9 +203,9 @@ class TextReader:
     def _encode(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts; of large texts one thread at a time, which bounds memory."""
         if sum(map(len, texts)) < LARGE_TEXT:
-            return self._tokenizer.encode(texts)
+            return self.tokenizer.encode(texts)
         with _large_texts:
-            return self._tokenizer.encode(texts)
+            return self.tokenizer.encode(texts)
 
     def _sentences(self, row: InputRow) -> list[str]:
         texts = row.value or []

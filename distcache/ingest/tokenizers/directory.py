@@ -30,6 +30,7 @@ CONFIG: Final = "tokenizer_config.json"
 MAP: Final = "special_tokens_map.json"
 # Files of a directory by which transformers changes what its tokenizer does.
 FILES: Final = (CONFIG, MAP, "added_tokens.json", "config.json")
+CHAT_TEMPLATE: Final = "chat_template.jinja"  # which changes no token of a text
 # Ends with an exit code of 3 and a sentence where tokenizer.json cannot say what training does.
 SCRIPT: Final = """
 import json, sys
@@ -42,7 +43,11 @@ if not tokenizer.is_fast:
     refuse(f"{type(tokenizer).__name__} encodes in Python, and not by the library tokenizers")
 if getattr(tokenizer, "split_special_tokens", False):
     refuse("split_special_tokens is true, and tokenizer.json cannot say so")
-print("\\n" + json.dumps([tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token]))
+template = tokenizer.chat_template
+if isinstance(template, dict):
+    template = template.get("default")
+found = [tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token, template]
+print("\\n" + json.dumps([*found, tokenizer.special_tokens_map], default=str))
 """
 
 
@@ -94,8 +99,8 @@ def source_of_directory(directory: Path, options: TokenizerOptions, name: str) -
         problem = f"it took over {limits().first_import:.0f} s"
     else:
         if done.returncode == 0:
-            made, end = json.loads(done.stdout.splitlines()[-1])
-            return TokenizerSource("huggingface", name, _same_or(directory, made), end)
+            made, *more = json.loads(done.stdout.splitlines()[-1])
+            return TokenizerSource("huggingface", name, _same_or(directory, made), *more)
     raise ConfigError(
         f"--tokenizer {options.name}: this environment's transformers cannot load it ({problem}); "
         f"use that of training, {choice}"

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,10 @@ from distcache.ingest.tokenizers.tokenizer import (
     TokenizerSource,
     read_tokenizer_file,
 )
+from distcache.storage.files import read_text
+
+if TYPE_CHECKING:
+    from distcache.ingest.tokenizers.chat_template import ChatTokenizer
 
 SUFFIXES: Final = (".json", ".model", ".tiktoken")
 # Names of tokenizers: of tiktoken, or of the Hugging Face hub, with or without an owner.
@@ -69,8 +73,31 @@ def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
     path = Path(options.name)
     with _as_errors(options):
         if path.is_dir():
-            return _of_directory(path, options)
-        return _of_file(path, options) if path.is_file() else _find_by_name(options)
+            source = _of_directory(path, options)
+        else:
+            source = _of_file(path, options) if path.is_file() else _find_by_name(options)
+    if options.chat_template is None:
+        return source
+    template = read_template(options.chat_template)
+    return msgspec.structs.replace(source, template=template)
+
+
+def read_template(path: str) -> str:
+    """Read a chat template.
+
+    Raises
+    ------
+    NotReady
+        If it cannot be read.
+    ConfigError
+        If it is no text.
+    """
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise NotReady(f"--chat-template {path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--chat-template {path}: is not UTF-8 text") from error
 
 
 def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
@@ -85,6 +112,29 @@ def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokeni
         if source.kind != "huggingface" and options.engine != "auto":
             raise ConfigError(f"--engine {options.engine}: is not for a {source.kind} tokenizer")
         loaded: Tokenizer = imported(HERE + KINDS[source.kind].load)(source, options)
+        return loaded
+
+
+def make_chat_tokenizer(
+    source: TokenizerSource, options: TokenizerOptions, *, marked: bool
+) -> ChatTokenizer:
+    """Make what renders conversations and encodes them.
+
+    Parameters
+    ----------
+    source, options : TokenizerSource, TokenizerOptions
+        The tokenizer.
+    marked : bool
+        Whether only what the chat template marks has a loss.
+
+    Raises
+    ------
+    ConfigError
+        If the tokenizer or its chat template cannot be used, or a library is missing.
+    """
+    with _as_errors(options):
+        chats = imported(HERE + "chat_template:ChatTokenizer")
+        loaded: ChatTokenizer = chats(source, options, marked=marked)
         return loaded
 
 
@@ -174,7 +224,8 @@ def tokenizer_of(prefix: str, name: str | None, *, needed: bool = False) -> Toke
     options = TokenizerOptions(name) if name is not None else _stated_options(prefix)
     if options is None:
         return None
-    options = msgspec.structs.replace(options, engine="auto" if name else "tokenizers")
+    engine: Any = "auto" if name else "tokenizers"
+    options = msgspec.structs.replace(options, engine=engine, chat_template=None)
     try:
         source = find_tokenizer(options)
         if source.kind != "huggingface":

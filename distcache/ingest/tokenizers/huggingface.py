@@ -18,7 +18,12 @@ import tokenizers
 
 from distcache.errors import ConfigError, NotReady
 from distcache.extras import how_to_install
-from distcache.ingest.tokenizers.directory import FILES, source_of_directory, stated_end
+from distcache.ingest.tokenizers.directory import (
+    CHAT_TEMPLATE,
+    FILES,
+    source_of_directory,
+    stated_end,
+)
 from distcache.ingest.tokenizers.tokenizer import (
     Encoded,
     Tokenizer,
@@ -142,7 +147,7 @@ def download(options: TokenizerOptions) -> TokenizerSource:
             else f"the hub of Hugging Face does not provide it: {error}"
         )
         raise NotReady(f"--tokenizer {options.name}: no such file, and {where}") from error
-    for name in FILES:
+    for name in (*FILES, CHAT_TEMPLATE):
         with contextlib.suppress(ValueError), refusing():
             get(name)
     if any((path.parent / name).is_file() for name in FILES):

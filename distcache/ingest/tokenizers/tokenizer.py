@@ -73,6 +73,12 @@ class TokenizerOptions(msgspec.Struct, frozen=True):
             shown="0.16",
         ),
     ] = None
+    chat_template: Annotated[
+        str | None,
+        Option(
+            "File with a chat template for --messages, instead of the tokenizer's.", metavar="FILE"
+        ),
+    ] = None
     engine: Annotated[
         Literal["auto", "gigatoken", "tokenizers"],
         Option(
@@ -80,6 +86,13 @@ class TokenizerOptions(msgspec.Struct, frozen=True):
             "and auto takes it if it has what the tokenizer needs."
         ),
     ] = "auto"
+
+
+class Conversation(NamedTuple):
+    """A conversation, as its row has it."""
+
+    messages: Any  # list of objects with a role and a content, if it is valid
+    tools: Any = None  # what the model may call: a list of objects, or its JSON
 
 
 class Encoded(NamedTuple):
@@ -90,6 +103,7 @@ class Encoded(NamedTuple):
     # texts that went to the tokenizer's own library, where a faster engine has the others
     by_library: int = 0
     compared: int = 0  # texts that both encoded, with equal tokens
+    losses: NDArray[np.uint8] | None = None  # 1 for each token that has a loss; None if all have
 
     def split(self) -> list[NDArray[Any]]:
         """Return the tokens of each text."""
@@ -139,6 +153,15 @@ class TokenizerSource(msgspec.Struct, frozen=True):
     name: str  # name for receipts
     content: bytes  # content of its file; for tiktoken, the parts of an encoding in MessagePack
     end: str | None = None  # text that it calls the end of a document
+    template: str | None = None  # its chat template
+    # its special tokens by name, which chat templates write; None if they are not known
+    special_tokens: dict[str, Any] | None = None
+
+
+def template_digest(source: TokenizerSource) -> str:
+    """Return XXH3-128 over a chat template and the special tokens that it may write."""
+    known = json.dumps([source.template, source.special_tokens], sort_keys=True)
+    return xxhash.xxh3_128_hexdigest(known.encode())
 
 
 def read_tokenizer_file(path: Path) -> bytes:
