@@ -79,6 +79,8 @@ def text_command(
 
         srun --mpi=pmi2 -n 64 distcache ingest text data/ --tokenizer llama.model -o web
 
+        distcache ingest text chats.jsonl --messages messages --tokenizer model/ -o chats
+
         zcat wiki.gz | distcache ingest text - --format jsonl --tokenizer gpt2/ -o wiki
     """
     if tokenizer.eod is not None:

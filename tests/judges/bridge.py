@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 
 from tests.judges import megatron as _before  # noqa: F401  it asks for what is absent below
 
-__all__ = ["config", "loaders", "utils"]
+__all__ = ["config", "loaders", "packing", "utils"]
 
 ABSENT = ("datasets", "mamba_ssm", "modelopt", "nvidia_resiliency_ext", "PIL", "timm", "wandb")
 ABSENT += ("megatron.bridge.models", "megatron.energon", "torch.utils.tensorboard")
@@ -41,5 +41,10 @@ try:
         warnings.simplefilter("ignore")
         from megatron.bridge.data import loaders, utils
         from megatron.bridge.training import config
+
+        try:
+            from megatron.bridge.data.packing import algorithms as packing
+        except ImportError:  # before 0.6
+            from megatron.bridge.data.datasets import packing_utils as packing
 finally:
     sys.meta_path.remove(_absent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import itertools
 import random
 import runpy
 from collections.abc import Iterator
@@ -11,10 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import distcache.megatron
 from distcache.builder.configuration import config_from_mapping
+from distcache.corpus.loss import loss_path
 from distcache.errors import ConfigError
 from distcache.megatron.samples import samples_of
 from distcache.megatron.training_options import Training
@@ -23,6 +28,7 @@ from tests.judges.megatron import alone, build_with_megatron
 from tests.judges.test_samples import require_equal
 from tests.support import here
 from tests.support.corpora import LENGTHS, write_lengths
+from tests.support.texts import read_corpus
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.once]
 TOKENIZER = SimpleNamespace(eod=7, pad=7)
@@ -128,3 +134,29 @@ def test_the_example(fields: dict[str, Any], tmp_path: Path) -> None:
     )
     example["use"](configuration, str(cache))
     assert len(datasets_of(configuration.dataset)[0]) >= SAMPLES["train"]
+
+
+def test_packed_rows_have_their_masks_again(tmp_path: Path) -> None:
+    """What Megatron-Bridge has packed and shifted, `ingest tokens` unpacks and shifts back."""
+    chosen = random.Random(5)
+    sequences: dict[int, list[dict[str, Any]]] = {size: [] for size in range(33)}
+    for number in range(200):
+        size = chosen.randrange(2, 20)
+        ids = [number, *(chosen.randrange(200, 300) for _ in range(size - 1))]
+        mask = [chosen.random() < 0.5 for _ in ids]
+        sequences[size].append({"input_ids": ids, "loss_mask": mask})
+    lengths = [size for size, members in sequences.items() for _ in members]
+    pairs = [lengths[place : place + 2] for place in range(0, len(lengths), 2)]
+    wanted = {row["input_ids"][0]: row for members in sequences.values() for row in members}
+    rows = bridge.packing.fill_packing_strategy(pairs, sequences, 32, 0)
+    packed = pa.table({name: [row[name] for row in rows] for name in rows[0]})
+    pq.write_table(packed, tmp_path / "packed.idx.parquet")
+    here.ingest_tokens([tmp_path / "packed.idx.parquet"], tmp_path / "out", vocabulary=300)
+    losses = np.fromfile(loss_path(str(tmp_path / "out")), np.uint8)
+    begin = 0
+    for tokens in itertools.chain.from_iterable(read_corpus(tmp_path / "out")):
+        sequence = wanted.pop(int(tokens[0]))
+        assert tokens.tolist() == sequence["input_ids"]
+        assert losses[begin + 1 : begin + len(tokens)].tolist() == sequence["loss_mask"][1:]
+        begin += len(tokens)
+    assert not wanted

@@ -146,9 +146,11 @@ def _texts_leniently(content: str, key: str, error: Exception) -> Any:
     wrong = [JSON_KINDS[type(text)] for text in texts if not isinstance(text, str)]
     if wrong:
         inside = "a list with " if isinstance(found, list) else ""
+        advice = "--on-error skip leaves such rows out"
+        if wrong[0] == JSON_KINDS[dict]:
+            advice = f"give conversations by --messages {key}"
         raise ValueError(
-            f"field {key!r} is {inside}{wrong[0]}, expected a text or a list of texts; --on-error "
-            "skip leaves such rows out"
+            f"field {key!r} is {inside}{wrong[0]}, expected a text or a list of texts; {advice}"
         ) from error
     return found
 

@@ -73,7 +73,7 @@ class TextReader:
     Attributes
     ----------
     tokenizer : Tokenizer
-        As given.
+        Tokenizer of the texts.
     engine : str
         Name of the engine that encodes, and why not a faster one.
     ending : str or None
