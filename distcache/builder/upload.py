@@ -160,10 +160,8 @@ def _plan(
         )
     elif local:
         for number, prefix, entry in local:
-            digest = entry["idx_digest"].decode("ascii")
-            place = beside(target, prefix, digest)
-            mask = _mask_to_send(contents, number, prefix, place)
-            for file in [*mask, *_corpus_files(prefix, place, digest, entry)]:
+            place = beside(target, prefix, entry["idx_digest"].decode("ascii"))
+            for file in _corpus_files(contents, number, prefix, place):
                 files[file.url] = file
     cache_file = FileToSend(cache, target, contents.header.file_size)
     return [*files.values(), cache_file], contents.key
@@ -178,15 +176,7 @@ def _sources_to_send(contents: Contents) -> Iterator[tuple[int, str, Any]]:
             yield number, prefix, entry
 
 
-def _mask_to_send(contents: Contents, number: int, prefix: str, to: str) -> list[FileToSend]:
-    """Return the loss mask of a corpus, if it has one."""
-    digest = contents.loss_digest(number)
-    if digest is None:
-        return []
-    return [FileToSend(loss_path(prefix), loss_path(to), contents.loss_size(number), digest)]
-
-
-def _corpus_files(prefix: str, to: str, digest: str, entry: Any) -> Iterator[FileToSend]:
+def _corpus_files(contents: Contents, number: int, prefix: str, to: str) -> Iterator[FileToSend]:
     """Yield the files of a corpus.
 
     Raises
@@ -194,18 +184,24 @@ def _corpus_files(prefix: str, to: str, digest: str, entry: Any) -> Iterator[Fil
     ConfigError
         If it is one of MDS shards.
     NotReady
-        If it has no `.bin`.
+        If it has no `.bin`, or its loss mask is gone.
     """
+    entry = contents.table("sources")[number]
     if entry["shards_end"] > entry["shards_begin"]:
         raise ConfigError(
             f"{prefix}: corpora of MDS shards are not uploaded: build from the one that "
             "`distcache materialize` makes of them"
         )
-    if not Path(bin_path(prefix)).exists():
-        raise NotReady(f"{bin_path(prefix)}: no such file")
+    mask = contents.loss_digest(number)
+    for path in (bin_path(prefix), *([loss_path(prefix)] if mask else [])):
+        if not Path(path).exists():
+            raise NotReady(f"{path}: no such file")
     yield FileToSend(bin_path(prefix), bin_path(to), int(entry["bin_size"]))
+    if mask:
+        yield FileToSend(loss_path(prefix), loss_path(to), contents.loss_size(number), mask)
     if (receipt := Path(receipt_path(prefix))).exists():
         yield FileToSend(str(receipt), receipt_path(to), receipt.stat().st_size)
+    digest = entry["idx_digest"].decode("ascii")
     yield FileToSend(idx_path(prefix), idx_path(to), int(entry["idx_size"]), digest)
 
 
@@ -220,10 +216,11 @@ def _read_back(target: str, options: UploadOptions) -> None:
     contents, version = read_version(target)
     verify_cache(contents, options.threads, version)
     if options.corpora:
-        _read_indices_back(contents, target, options.threads)
+        _read_corpora_back(contents, target, options.threads)
 
 
-def _read_indices_back(contents: Contents, target: str, threads: int) -> None:
+def _read_corpora_back(contents: Contents, target: str, threads: int) -> None:
+    """Compare uploaded indices and loss masks with their digests."""
     places = corpus_places(contents)
     wanted: dict[str, str] = {}
     for number, _, entry in _sources_to_send(contents):

@@ -56,14 +56,17 @@ def loss_path(prefix: str) -> str:
 def loss_version(prefix: str) -> FileVersion | None:
     """Return the version of the loss mask of a corpus; None if there is none.
 
+    Without the right to list, a store may refuse a mask that is missing; a refused mask counts as
+    missing.
+
     Raises
     ------
     StorageError
-        If a store does not say whether it has one.
+        If the store does not answer.
     """
     try:
         return listed_version(loss_path(prefix))
-    except AccessDenied:  # which a store may answer for what is not there, too
+    except AccessDenied:
         return None
     except OSError as error:
         require_answer(error)

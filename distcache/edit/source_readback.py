@@ -360,8 +360,11 @@ class _IngestedFiles:
                 f"the tokenizer {facts.name} has digest {facts.digest}, the receipt "
                 f"says {receipt.tokenizer.digest}; name the right one with --tokenizer"
             )
-        if known.get("template_digest") not in (None, template_digest(source)):
-            raise CorpusError("the chat template is another one than when it was ingested")
+        if chosen.messages is not None and known.get("template_digest") != template_digest(source):
+            raise CorpusError(
+                f"the chat template of {facts.name} is not the template of the ingest; restore "
+                "it, or name the right directory with --tokenizer"
+            )
         self._column = chosen.field
         self._formats, self._format = chosen.formats, chosen.format
 

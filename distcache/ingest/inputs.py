@@ -298,7 +298,7 @@ class TextOptions(Common, frozen=True, kw_only=True):
     messages: Annotated[
         str | None,
         Option(
-            "Field or column of conversations, which the tokenizer's chat template makes texts of.",
+            "Field or column of conversations. The tokenizer's chat template turns each into text.",
             metavar="FIELD",
         ),
     ] = None
@@ -345,7 +345,7 @@ class TextOptions(Common, frozen=True, kw_only=True):
     @property
     def field(self) -> str:
         """Field or column of the texts or conversations."""
-        return self.messages or self.text_key
+        return self.text_key if self.messages is None else self.messages
 
     @property
     def formats(self) -> tuple[str, ...]:

@@ -122,7 +122,10 @@ def ingest(
         )
     with aborting_on_error(communicator):
         on_rank_0(
-            communicator, lambda: require_sensible(out, options, tokenizer), None, "reading options"
+            communicator,
+            lambda: require_options(out, options, tokenizer),
+            None,
+            "reading options",
         )
         watch.phase("listing inputs")
         inputs = agree_on_inputs(communicator, words, options, names)
@@ -236,7 +239,7 @@ def _outcome(
     )
 
 
-def require_sensible(out: str, options: IngestOptions, tokenizer: TokenizerOptions | None) -> None:
+def require_options(out: str, options: IngestOptions, tokenizer: TokenizerOptions | None) -> None:
     """Refuse names that a receipt cannot represent, and options without effect.
 
     Raises
@@ -259,7 +262,7 @@ def _require_effect(options: TextOptions, tokenizer: TokenizerOptions) -> None:
             "--loss": options.loss != "marked",
         }
         if given := [name for name, is_given in for_chats.items() if is_given]:
-            raise ConfigError(f"{given[0]}: has no effect without --messages FIELD")
+            raise ConfigError(f"{', '.join(given)}: needs --messages FIELD")
         return
     for_texts = {
         "--text-key": options.text_key != "text",
@@ -271,8 +274,8 @@ def _require_effect(options: TextOptions, tokenizer: TokenizerOptions) -> None:
     }
     if given := [name for name, is_given in for_texts.items() if is_given]:
         raise ConfigError(
-            f"{given[0]}: is for texts; the chat template makes the text of --messages, and the "
-            "library tokenizers encodes it"
+            f"{', '.join(given)}: applies to texts, not to the conversations of --messages, whose "
+            "text the chat template makes, and the library tokenizers encodes"
         )
 
 

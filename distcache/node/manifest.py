@@ -96,9 +96,15 @@ class Described(NamedTuple):
     digest: str  # digest of its `.idx`
     shards: int  # number of shards that make up its `.bin`; 0 if it is a file
     left_out: bool = False  # whether no sample that follows is of it
-    # bytes and digest of its loss mask, of which only an object is copied; 0 if it has none
+    # bytes and digest of its loss mask, 0 and "" without one; a mask in a bucket is copied
     loss_size: int = 0
     loss_digest: str = ""
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of its files."""
+        found = [idx_path(self.prefix), bin_path(self.prefix)]
+        return [*found, loss_path(self.prefix)] if self.loss_size else found
 
 
 class CorpusStat(msgspec.Struct, frozen=True):
@@ -147,12 +153,7 @@ def describe(contents: Contents) -> list[Described]:
 def stat_corpora(corpora: Sequence[Described], threads: int) -> list[CorpusStat]:
     """Stat shared corpora, several at a time; see `stat_corpus`."""
     at_once = threads_for((corpus.prefix for corpus in corpora), threads)
-    kinds = (idx_path, bin_path, loss_path)
-    with listed(
-        place(corpus.prefix)
-        for corpus in corpora
-        for place in kinds[: 3 if corpus.loss_size else 2]
-    ):
+    with listed(path for corpus in corpora for path in corpus.paths):
         return map_in_threads(stat_corpus, corpora, at_once)
 
 
@@ -270,7 +271,7 @@ def _local_corpus(
     found: CorpusStat,
     asked: Request,
 ) -> LocalCorpus:
-    """Describe a corpus as this node stores it; a stored `.bin` or mask is in its name."""
+    """Describe a corpus as this node stores it; a stored `.bin` or mask decides its name."""
     packed = bool(contents.shards_of(number)["codec"].any())
     wanted = asked.tokens == "copy" or (asked.tokens == "link" and packed)
     unpacked, copied = found.idx is not None and found.bin is None and wanted, False

@@ -19,11 +19,15 @@ from distcache.corpus.loss import loss_path
 from distcache.corpus.receipt import read_receipt
 from distcache.edit.source_readback import read_back
 from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.ingest.inputs import TextOptions
+from distcache.ingest.pipeline import ingest
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
+from distcache.ranks.communicator import Communicator
 from tests.ingest.test_text import Noting
 from tests.support import here
 from tests.support.here import ALONE
 from tests.support.texts import read_corpus, write_jsonl
+from tests.support.threads import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -156,7 +160,7 @@ def test_tokens_and_losses_are_those_of_transformers(
 
 
 def test_tables_lines_and_ranks_make_the_same_corpus(tmp_path: Path) -> None:
-    """A field that other rows of a Parquet file have is not there, and tools may be JSON."""
+    """A Parquet file has fields of other rows as nulls, and its tools may be JSON."""
     directory = write_tokenizer(tmp_path / "t", TOOLS)
     chats, tools = random_chats(200, 2), [{"name": "f", "default": "d"}]
     lines = tmp_path / "a.jsonl"
@@ -165,7 +169,13 @@ def test_tables_lines_and_ranks_make_the_same_corpus(tmp_path: Path) -> None:
     table = pa.table({"messages": pa.array(chats), "tools": [json.dumps(tools)] * len(chats)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=30)
     run([lines], directory, tmp_path / "lines")
-    run([tmp_path / "a.parquet"], directory, tmp_path / "table")
+
+    def rank(communicator: Communicator) -> None:
+        words, out = [str(tmp_path / "a.parquet")], str(tmp_path / "table")
+        options = TextOptions(messages="messages")
+        ingest(communicator, words, out, options, TokenizerOptions(str(directory)))
+
+    assert run_ranks(3, rank) == (3 * [None], [])
     assert ours(tmp_path / "lines") == theirs(directory, chats, tools)
     for suffix in (".bin", ".idx", ".loss"):
         made = [(tmp_path / (name + suffix)).read_bytes() for name in ("lines", "table")]
@@ -203,24 +213,29 @@ def test_documents_read_back_from_conversations(tmp_path: Path) -> None:
     receipt = read_receipt(tmp_path / "out.receipt.json")
     assert read_back(ALONE, out, receipt, 20) == []
     write_tokenizer(directory, PLAIN_ENDS)
-    with pytest.raises(CorpusError, match="chat template is another one"):
+    with pytest.raises(CorpusError, match="is not the template of the ingest"):
         read_back(ALONE, out, receipt, 20)
 
 
 WRONG: list[tuple[Any, str]] = [
     ([], "expected a list of messages"),
     ("hello", "expected a list of messages"),
-    ([{"from": "human", "value": "x"}], "message 0 has from, value; expected an object with role"),
-    ([CHAT[0], "x"], "message 1 has no fields"),
-    ([{"role": "user", "content": [{"text": "x"}]}], "the content of message 0 is no text"),
+    (
+        [{"from": "human", "value": "x"}],
+        "message 0 has no role that is a text; its fields are from",
+    ),
+    ([{}], "message 0 has no role that is a text; its fields are none"),
+    ([{"role": 1, "content": "x"}], "message 0 has no role that is a text"),
+    ([CHAT[0], "x"], "message 1 is not an object"),
+    ([{"role": "user", "content": [{"text": "x"}]}], "the content of message 0 is not a text"),
     ([{"role": "user", "content": "a\ufdd0b"}], "has U+FDD0 or U+FDD1"),
     ([{"role": "wrong", "content": "x"}], "the chat template refuses it: no such role"),
     ([{"role": "user", "content": "\ud800"}], "has half of a surrogate pair"),
 ]
 
 
-def test_a_wrong_conversation(tmp_path: Path) -> None:
-    """It ends the ingest, or is skipped and counted."""
+def test_a_wrong_conversation_ends_the_ingest_or_is_skipped(tmp_path: Path) -> None:
+    """What is wrong with it is said."""
     refusing = (
         "{% if messages[0].role == 'wrong' %}{{ raise_exception('no such role') }}{% endif %}"
     )
@@ -303,20 +318,46 @@ def test_conversations_without_any_loss(tmp_path: Path) -> None:
     assert "1 sequence has no token with a loss" in progress.notes
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"sentences": "lines"}, "--split-sentences: is for texts"),
-        ({"text_key": "x"}, "--text-key: is for texts"),
-        ({"format": "txt"}, "--format txt: is for texts"),
-    ],
-)
-def test_options_of_texts_are_refused(fields: Any, reason: str, tmp_path: Path) -> None:
-    """They have no effect on conversations."""
-    directory = write_tokenizer(tmp_path / "t", CHATML)
-    path = write_jsonl(tmp_path / "a.jsonl", [CHAT], "messages")
-    with pytest.raises(ConfigError, match=reason):
-        run([path], directory, tmp_path / "out", **fields)
+def test_options_of_texts_are_refused_for_conversations(tmp_path: Path) -> None:
+    """And the reverse; all of them are named."""
+    path, out = write_jsonl(tmp_path / "a.jsonl", [CHAT], "messages"), tmp_path / "out"
+    for_texts = {"sentences": "lines", "documents": "line", "text_key": "x", "format": "txt"}
+    of_texts = TokenizerOptions("none", special_tokens=True, engine="gigatoken")
+    with pytest.raises(ConfigError) as caught:
+        here.ingest_text([path], of_texts, out, messages="messages", **for_texts)
+    assert str(caught.value).startswith(
+        "--text-key, --split-sentences, --txt-documents, --format txt, --add-special-tokens, "
+        "--engine gigatoken: applies to texts"
+    )
+    of_chats = TokenizerOptions("none", chat_template="x")
+    with pytest.raises(ConfigError, match="--chat-template, --loss: needs --messages FIELD"):
+        here.ingest_text([path], of_chats, out, loss="all")
+
+
+@pytest.mark.parametrize("way", ["a list of templates", "files"])
+def test_tools_may_have_a_template_of_their_own(way: str, tmp_path: Path) -> None:
+    """As in transformers, which takes `tool_use` if a conversation has tools, also if none."""
+    whole = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    tools = "TOOL {{ tools is none }} " + CHATML
+    directory = write_tokenizer(tmp_path / "t", None)
+    if way == "files":
+        (directory / "chat_template.jinja").write_text(whole)
+        (directory / "additional_chat_templates").mkdir()
+        (directory / "additional_chat_templates" / "tool_use.jinja").write_text(tools)
+    else:
+        path = directory / "tokenizer_config.json"
+        named = {"default": whole, "tool_use": tools}
+        templates = [{"name": name, "template": text} for name, text in named.items()]
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": templates}))
+    given: list[Any] = [[{"name": "f"}], [], None]
+    rows = [{"messages": CHAT} | ({} if x is None else {"tools": x}) for x in given]
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run([lines], directory, tmp_path / "out")
+    found = [theirs(directory, [CHAT], x) for x in given]
+    assert ours(tmp_path / "out") == tuple(
+        [row for (row,) in column] for column in zip(*found, strict=True)
+    )
 
 
 def test_what_is_no_source_of_conversations(tmp_path: Path) -> None:

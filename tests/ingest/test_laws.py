@@ -167,7 +167,8 @@ def test_options_and_journals_keep_their_form() -> None:
     """A corpus is found again, and an ingest resumed, by another version of the program."""
     assert msgspec.json.encode(TextOptions()) == (
         b'{"token_type":"auto","on_error":"fail","shard_size":null,"empty":"drop","format":null,'
-        b'"text_key":"text","messages":null,"loss":"marked","append_eod":false,"eod_once":false,"sentences":"no",'
+        b'"text_key":"text","messages":null,"loss":"marked","append_eod":false,"eod_once":false,'
+        b'"sentences":"no",'
         b'"documents":"file","longest":67108864}'
     )
     assert msgspec.json.encode(TokenOptions()) == (

@@ -439,18 +439,60 @@ def test_packed_rows_of_megatron_bridge(eod: int | None, tmp_path: Path) -> None
     assert rows_of(tmp_path / "ignored")[-1] == [1, 2, 3]
 
 
-def test_packed_rows_that_are_none(tmp_path: Path) -> None:
-    """Starts that are no ascending numbers within the row are said of the row."""
+def test_invalid_starts_of_packed_rows_are_named(tmp_path: Path) -> None:
+    """As is a file without masks, and JSON lines, which Megatron-Bridge does not write."""
     rows = [
         {"input_ids": [1, 2, 3], "loss_mask": [1, 0, 0], "seq_start_id": starts}
         for starts in ([0, 2], [1, 2], [0, 3], [0, 2, 1], [], [0, -1], None, [0, None], [0, 1, 1])
     ]
     path = masked("parquet", tmp_path / "a", rows)
-    with pytest.raises(CorpusError, match="row 1: seq_start_id is no list of ascending numbers"):
+    with pytest.raises(CorpusError, match="row 1: seq_start_id is not an ascending list"):
         run([path], tmp_path / "out", vocabulary=9)
     outcome = run([path], tmp_path / "out", vocabulary=9, on_error="skip")
     assert (outcome.documents, outcome.skipped) == (2, 7)
-    assert read_corpus(tmp_path / "out")[0][0].tolist() == [1, 2]
+    found = [[sequence.tolist() for sequence in row] for row in read_corpus(tmp_path / "out")]
+    assert found == [[[1, 2], [3]], [[1], [2, 3]]]
     without = [{"input_ids": [1, 2, 3], "seq_start_id": [0]}]
     with pytest.raises(CorpusError, match="packed rows of Megatron-Bridge"):
         run([masked("parquet", tmp_path / "b", without)], tmp_path / "never", vocabulary=9)
+    lines = masked("jsonl", tmp_path / "c", rows[:1])
+    with pytest.raises(CorpusError, match="give its Parquet file"):
+        run([lines], tmp_path / "never", vocabulary=9)
+    run([lines], tmp_path / "lines", vocabulary=9, masks="ignore")
+    assert rows_of(tmp_path / "lines") == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("width", ["int8", "uint8", "uint32", "uint64", "int64"])
+def test_starts_of_packed_rows_of_every_width(width: str, tmp_path: Path) -> None:
+    """Unsigned ones, too; a number beyond 63 bits is invalid."""
+    starts: list[list[int]] = [[0, 2], [0]] + ([[0, 1 << 63]] if width == "uint64" else [])
+    table = pa.table(
+        {
+            "input_ids": [[1, 2, 3], [], [4, 5]][: len(starts)],
+            "loss_mask": [[1, 0, 0], [], [1, 1]][: len(starts)],
+            "seq_start_id": pa.array(starts, pa.list_(getattr(pa, width)())),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    outcome = run([tmp_path / "a.parquet"], tmp_path / "out", vocabulary=9, on_error="skip")
+    assert [[sequence.tolist() for sequence in row] for row in read_corpus(tmp_path / "out")] == [
+        [[1, 2], [3]]
+    ]
+    assert (outcome.empty, outcome.skipped) == (1, len(starts) - 2)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_null_token_hides_no_other_invalid_row(packed: bool, tmp_path: Path) -> None:
+    """Whose mask is compared when the row with the null is out of the way."""
+    columns: dict[str, Any] = {
+        "input_ids": [[1, None], [6, 7, 8], [2, 3, 4, 5]],
+        "loss_mask": [[0, 0], [0, 1], [0, 0, 1, 0]],
+    }
+    if packed:
+        columns["seq_start_id"] = [[0], [0], [0, 2]]
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    outcome = run([tmp_path / "a.parquet"], tmp_path / "out", vocabulary=9, on_error="skip")
+    assert (outcome.rows, outcome.documents, outcome.skipped) == (3, 1, 2)
+    (document,) = read_corpus(tmp_path / "out")
+    losses = np.fromfile(loss_path(str(tmp_path / "out")), np.uint8).tolist()
+    assert (len(document), losses) == ((2, [0, 0, 1, 1]) if packed else (1, [0, 0, 1, 0]))

@@ -20,7 +20,7 @@ from distcache.ingest.readers.input_rows import (
     line_rows,
     too_long,
 )
-from distcache.ingest.readers.token_masks import LEFT_OUT, readable
+from distcache.ingest.readers.token_masks import IGNORE, LEFT_OUT, STARTS, readable
 from distcache.ingest.tokenizers.tokenizer import Conversation
 
 MAX_LINE_BYTES: Final = 1 << 30  # bytes of a line of ids
@@ -42,7 +42,9 @@ def json_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator
     """Yield texts or conversations. JSON takes up to six bytes for a byte of a text."""
     limit = 6 * options.longest + DECODED
     decode: Callable[[str], list[Any] | None] = (
-        chat_decoder(options.messages) if options.messages else text_decoder(options.text_key)
+        text_decoder(options.text_key)
+        if options.messages is None
+        else chat_decoder(options.messages)
     )
     return line_rows(entry, piece, limit, too_long(options), decode)
 
@@ -148,7 +150,7 @@ def _texts_leniently(content: str, key: str, error: Exception) -> Any:
         inside = "a list with " if isinstance(found, list) else ""
         advice = "--on-error skip leaves such rows out"
         if wrong[0] == JSON_KINDS[dict]:
-            advice = f"give conversations by --messages {key}"
+            advice = f"if these are conversations, give --messages {key}"
         raise ValueError(
             f"field {key!r} is {inside}{wrong[0]}, expected a text or a list of texts; {advice}"
         ) from error
@@ -163,7 +165,8 @@ def _not_json(content: str, error: Exception) -> str:
 @functools.cache
 def ids_decoder(column: str, *, ignored: bool = False) -> Callable[[str], list[Any] | None]:
     """Return a function that extracts the list of ids of a JSON line, and its masks by name."""
-    masks: dict[str, Any] = {name: NotRequired[Any] for name in LEFT_OUT if name != column}
+    names = (name for name in (*LEFT_OUT, STARTS) if name != column)
+    masks: dict[str, Any] = dict.fromkeys(names, NotRequired[Any])
     kind = TypedDict("Line", {column: list[int], **masks})  # type: ignore[misc]  # known at run time
     decode = msgspec.json.Decoder(kind).decode
 
@@ -175,6 +178,11 @@ def ids_decoder(column: str, *, ignored: bool = False) -> Callable[[str], list[A
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             line = _ids_leniently(content, column, error)
         found: list[int] = line.pop(column)
+        if line.pop(STARTS, None) is not None and not ignored:
+            raise ValueError(
+                f"has {STARTS}, as packed rows of Megatron-Bridge; give its Parquet file, or "
+                f"{IGNORE}"
+            )
         if found and not -(1 << 63) <= min(found) <= max(found) < 1 << 63:
             raise ValueError("has a token beyond 64 bits")
         return [found, readable(found, line, ignored=ignored)]
@@ -188,7 +196,7 @@ def _ids_leniently(content: str, column: str, error: Exception) -> dict[str, Any
         document: Any = json.loads(content)
         ids = document.get(column) if isinstance(document, dict) else None
         if isinstance(ids, list) and all(type(token) is int for token in ids):
-            return {k: v for k, v in document.items() if k == column or k in LEFT_OUT}
+            return {k: v for k, v in document.items() if k in (column, STARTS, *LEFT_OUT)}
     raise ValueError(
         f"{error}; expected JSON lines, each an object with a list of ids in field {column!r}"
     ) from error

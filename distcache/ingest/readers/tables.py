@@ -176,9 +176,9 @@ def with_groups(entry: Input, column: str) -> Input:
 
 
 def require_text_column(entry: Input, options: TextOptions) -> None:
-    """Refuse a file whose column has neither texts nor, if asked for, conversations.
+    """Refuse a file whose column has the wrong type: texts, or conversations with `--messages`.
 
-    One of nulls alone has rows without either.
+    A column of nulls has rows without either.
 
     Raises
     ------

@@ -189,7 +189,7 @@ class TextReader:
             buffer.facts.ended += int(is_ended.sum())
             if self._options.eod_once:
                 last, ends = last[~is_ended], ends[~is_ended]
-            if losses is not None:  # an end is learned if what is before it is
+            if losses is not None:  # an appended end has the loss of the token before it
                 losses = np.insert(losses, ends, losses[ends - 1])
             tokens = np.insert(tokens, ends, self._end)
             lengths[last] += 1

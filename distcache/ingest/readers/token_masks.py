@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 PADDING: Final = "attention_mask"
 LABELS: Final = "labels"
-PACKED: Final = "loss_mask"  # of a packed row, whose sequences begin where STARTS says
+PACKED_MASK: Final = "loss_mask"  # of a packed row, whose sequences begin where STARTS says
 STARTS: Final = "seq_start_id"
 # The value of each mask that leaves a token out.
 LEFT_OUT: Final = {
@@ -124,7 +124,7 @@ def masked(
             by_labels, problems = shift.losses(rows, np.where(kept, values, LEFT_OUT[LABELS]))
             losses &= by_labels
             wrong = problems | wrong
-        elif name == PACKED and rows.first is not None:
+        elif name == PACKED_MASK and rows.first is not None:
             losses[1:] &= values[:-1] != LEFT_OUT[name]
             losses[rows.first] = False
         elif name != PADDING:

@@ -24,7 +24,7 @@ from distcache.ingest.readers.token_masks import (
     IGNORE,
     LABELS,
     LEFT_OUT,
-    PACKED,
+    PACKED_MASK,
     STARTS,
     LabelShift,
     Rows,
@@ -58,10 +58,10 @@ def require_token_column(entry: Input, options: TokenOptions) -> None:
         starts = [table.schema.field(place).type for place in packed]
     if packed and options.masks == "keep":
         is_right = len(starts) == 1 and is_list(starts[0]) and _is_integer(starts[0].value_type)
-        if not is_right or PACKED not in known:
+        if not is_right or PACKED_MASK not in known:
             raise CorpusError(
-                f"{entry.path}: column {STARTS!r} is that of packed rows of Megatron-Bridge, which "
-                f"have lists of integers there, and in {PACKED!r}; {IGNORE}"
+                f"{entry.path}: column {STARTS!r} marks packed rows of Megatron-Bridge; expected "
+                f"lists of integers there, and a column {PACKED_MASK!r}; {IGNORE}"
             )
     if not pa.types.is_null(kind) and not (is_list(kind) and _is_integer(kind.value_type)):
         raise CorpusError(
@@ -180,20 +180,19 @@ class _Reading:
         if self._stopped():
             raise ReadingEnds
         found = self._masked(rows.batch)
-        lists, wrong = found.lists, found.wrong | _row_problems(found.lists)
-        places = rows.places
-        decoded = None if wrong else self._decode(lists)
-        if decoded is None:
-            wrong = {**dict(_wrong_values(lists, self._limit)), **wrong}
-            self._reject([_problem(rows, row, wrong[row]) for row in sorted(wrong)])
-            keep = np.ones(len(lists), bool)
-            keep[list(wrong)] = False
-            places = places[keep]
-            found = self._masked(rows.batch.filter(pa.array(keep)))
-            decoded = self._decode(found.lists)
-            assert decoded is not None, "invalid rows have been removed"
-        self._append(*decoded, places, found)
-        self._buffer.facts.rows += len(lists)
+        wrong = found.wrong | _row_problems(found.lists)
+        decoded = None if wrong else self._decode(found.lists)
+        if decoded is not None:
+            self._append(*decoded, rows.places, found)
+            self._buffer.facts.rows += len(rows.batch)
+            return
+        wrong = {**dict(_wrong_values(found.lists, self._limit)), **wrong}
+        self._reject([_problem(rows, row, wrong[row]) for row in sorted(wrong)])
+        self._buffer.facts.rows += len(wrong)
+        keep = np.ones(len(rows.batch), bool)
+        keep[list(wrong)] = False
+        # Of rows that are left, masks may be wrong that were not compared beside invalid ids.
+        self._add(rows._replace(batch=rows.batch.filter(pa.array(keep)), places=rows.places[keep]))
 
     def _masked(self, batch: pa.RecordBatch) -> _Masked:
         """Return what masks say of a batch."""
@@ -233,7 +232,7 @@ class _Reading:
         if self._options.eod is not None:
             missing = _without_end(tokens, lengths, self._options.eod)
             ends = np.cumsum(lengths)[missing]
-            if losses is not None:  # an end is learned if what is before it is
+            if losses is not None:  # an appended end has the loss of the token before it
                 losses = np.insert(losses, ends, losses[ends - 1])
             tokens, lengths = np.insert(tokens, ends, self._options.eod), lengths + missing
         drop = self._options.empty == "drop"
@@ -305,7 +304,7 @@ def _masked_lists(
 def _first_tokens(
     starts: pa.Array, counts: NDArray[np.int64]
 ) -> tuple[dict[int, str], NDArray[np.bool_]]:
-    """Return the rows whose starts of sequences are none, and which tokens begin a sequence.
+    """Return the problems of invalid starts of sequences, and whether each token begins one.
 
     Parameters
     ----------
@@ -313,23 +312,32 @@ def _first_tokens(
         Numbers of the first tokens of sequences, for each row.
     counts : ndarray of int64, shape (rows,)
         Tokens of each row.
+
+    Returns
+    -------
+    dict of int to str
+        Problems by row.
+    ndarray of bool, shape (tokens,)
     """
     sizes = pc.fill_null(pc.list_value_length(starts), 0).to_numpy(zero_copy_only=False)
-    values = pc.fill_null(starts.flatten(), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    numbers = _plain(starts.flatten()).cast(pa.int64(), safe=False)  # beyond 63 bits: below zero
+    values = pc.fill_null(numbers, -1).to_numpy(zero_copy_only=False)
     row_of = np.repeat(np.arange(len(counts)), sizes)
     leads = np.append(True, row_of[1:] != row_of[:-1])[: len(row_of)]
     ascends = np.append(True, values[1:] >= values[:-1])[: len(row_of)]
     right = np.where(leads, values == 0, ascends) & (values < counts[row_of])
-    bad = (sizes == 0) & (counts > 0)
+    bad = sizes == 0
     bad[row_of[~right]] = True
+    bad &= counts > 0
     wrong = {
-        row: f"{STARTS} is no list of ascending numbers from 0, below {counts[row]}; {IGNORE}"
+        row: f"{STARTS} is not an ascending list that starts at 0 and stays below {counts[row]}; "
+        f"{IGNORE}"
         for row in np.flatnonzero(bad).tolist()
     }
     begins = np.cumsum(counts) - counts
     first = np.zeros(int(counts.sum()), bool)
     first[begins[counts > 0]] = True
-    good = ~bad[row_of]
+    good = ~bad[row_of] & (counts[row_of] > 0)
     first[begins[row_of[good]] + values[good]] = True
     return wrong, first
 

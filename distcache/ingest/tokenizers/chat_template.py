@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ from distcache.ingest.tokenizers.tokenizer import (
 BEGIN: Final = "\ufdd0"
 END: Final = "\ufdd1"
 MARKS: Final = re.compile(f"[{BEGIN}{END}]")
-TAG: Final = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+TAG: Final = re.compile(r"\{%([-+]?)\s*(end)?generation\s*:?\s*([-+]?)%\}")
 # The newline belongs to the tag before it (trim_blocks), so that a template begins as before.
 MACRO: Final = (
     f"{{% macro distcache_generation() -%}}{BEGIN}{{{{ caller() }}}}{END}{{%- endmacro %}}\n"
@@ -43,7 +43,7 @@ TODAY: Final = "strftime_now"
 GIVE: Final = "give one with --chat-template FILE"
 
 
-class Marked(NamedTuple):
+class TextWithSpans(NamedTuple):
     """A text, and the ranges of its characters that have a loss."""
 
     text: str
@@ -79,23 +79,15 @@ class ChatTokenizer:
                 f"--messages: {name} is not a tokenizer's directory with tokenizer_config.json, "
                 "whose special tokens a chat template needs"
             )
-        template = source.template
-        if template is None:
+        if source.template is None:
             raise ConfigError(f"--messages: {name} has no chat template; {GIVE}")
-        if TODAY in template:
-            raise ConfigError(
-                f"--messages: the chat template writes today's date ({TODAY}), so that tokens "
-                f"would change from day to day; {GIVE} and a date of your choice"
-            )
-        if marked and TAG.search(template) is None:
-            raise ConfigError(
-                "--messages: the chat template does not enclose what the model writes in "
-                f"{{% generation %}}, so that nothing says what has a loss; {GIVE}, for example "
-                "one of TRL's training templates, or --loss all for a loss everywhere"
-            )
+        self._template = source.template
+        self._tool_template = source.tool_template or source.template
+        for template in (self._template, self._tool_template):
+            _require_usable(template, marked=marked)
         library = HuggingFace(source.name, source.content, options, source.end)
         self.facts, self.engine, self.decode = library.facts, library.engine, library.decode
-        self._template, self._marks = template, marked
+        self._marks = marked
         self._special_tokens = source.special_tokens
         self._encoder = _without_post_processor(source.content)
 
@@ -108,17 +100,18 @@ class ChatTokenizer:
             If it is no conversation, or the template refuses it.
         """
         messages, tools = _messages_of(conversation), _tools_of(conversation)
-        text = self._render(self._template, messages, tools)
+        template = self._template if tools is None else self._tool_template
+        text = self._render(template, messages, tools)
         if not self._marks:
             return text
         if MARKS.search(text):
             raise ValueError("has U+FDD0 or U+FDD1, which are no characters of a text")
-        marked = self._render(MACRO + TAG.sub(_call, self._template), messages, tools)
-        if MARKS.sub("", marked) != text:
+        with_marks = self._render(MACRO + TAG.sub(_call, template), messages, tools)
+        if MARKS.sub("", with_marks) != text:
             raise ValueError("the chat template changes what it encloses in {% generation %}")
-        if MARKS.findall(marked) != [BEGIN, END] * marked.count(BEGIN):
+        if MARKS.findall(with_marks) != [BEGIN, END] * with_marks.count(BEGIN):
             raise ValueError("the chat template has {% generation %} within another")
-        return marked
+        return with_marks
 
     def _render(self, template: str, messages: list[dict[str, Any]], tools: Any) -> str:
         try:
@@ -135,19 +128,34 @@ class ChatTokenizer:
 
     def encode(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts that `render` made, and their losses."""
-        marked = [_without_marks(text) if self._marks else Marked(text, []) for text in texts]
+        split = _split_marks if self._marks else lambda text: TextWithSpans(text, [])
+        parts = list(map(split, texts))
         with refusing():
-            found = self._encoder.encode_batch(
-                [text for text, _ in marked], add_special_tokens=False
-            )
+            plain = [text for text, _ in parts]
+            found = self._encoder.encode_batch(plain, add_special_tokens=False)
         encoded = encoded_lists([encoding.ids for encoding in found])
         if not self._marks:
             return encoded
         losses = [
-            losses_of(encoding.offsets, spans)
-            for encoding, (_, spans) in zip(found, marked, strict=True)
+            _losses_of(encoding.offsets, spans)
+            for encoding, (_, spans) in zip(found, parts, strict=True)
         ]
         return encoded._replace(losses=np.concatenate([np.empty(0, np.uint8), *losses]))
+
+
+def _require_usable(template: str, *, marked: bool) -> None:
+    """Refuse a template that depends on the day, or that does not say what has a loss."""
+    if TODAY in template:
+        raise ConfigError(
+            f"--messages: the chat template writes today's date ({TODAY}), so that tokens would "
+            f"change from day to day; {GIVE} and a date of your choice"
+        )
+    if marked and TAG.search(template) is None:
+        raise ConfigError(
+            "--messages: the chat template does not enclose what the model writes in "
+            f"{{% generation %}}, so that nothing says what has a loss; {GIVE}, for example one "
+            "of TRL's training templates, or --loss all for a loss everywhere"
+        )
 
 
 def _call(tag: re.Match[str]) -> str:
@@ -166,32 +174,26 @@ def _without_post_processor(content: bytes) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(description))
 
 
-def _without_marks(marked: str) -> Marked:
+def _split_marks(with_marks: str) -> TextWithSpans:
     """Return a text without its marks, and what they enclosed."""
-    parts = MARKS.split(marked)
+    parts = MARKS.split(with_marks)
     ends = list(itertools.accumulate(map(len, parts)))
-    return Marked("".join(parts), list(zip(ends[0::2], ends[1::2], strict=False)))
+    return TextWithSpans("".join(parts), list(zip(ends[0::2], ends[1::2], strict=False)))
 
 
-def losses_of(
+def _losses_of(
     offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
 ) -> NDArray[np.uint8]:
     """Return 1 for each token that has a character in a span, else 0.
 
-    Parameters
-    ----------
-    offsets, spans : sequence of (int, int)
-        Characters of each token and of each span: the first, and the one after the last.
-
-    Returns
-    -------
-    ndarray of uint8, shape (tokens,)
+    Both say the first character, and the one after the last; spans ascend, and are apart.
     """
     begins, ends = np.array(offsets, np.int64).reshape(-1, 2).T
-    losses = np.zeros(len(begins), np.uint8)
-    for begin, end in spans:
-        losses |= (begins < end) & (ends > begin)
-    return losses
+    filled = np.array([span for span in spans if span[0] < span[1]], np.int64).reshape(-1, 2)
+    # A span has a character of a token if it begins before its end, and ends after its begin.
+    begun = np.searchsorted(filled[:, 0], ends, "left")
+    over = np.searchsorted(filled[:, 1], begins, "right")
+    return (begun > over).astype(np.uint8)
 
 
 def _messages_of(conversation: Conversation) -> list[dict[str, Any]]:
@@ -204,13 +206,13 @@ def _messages_of(conversation: Conversation) -> list[dict[str, Any]]:
         raise ValueError("expected a list of messages, each with a role and its content")
     found = []
     for place, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            names = ", ".join(map(str, message)) if isinstance(message, Mapping) else "no fields"
-            raise ValueError(
-                f"message {place} has {names}; expected an object with role and content"
-            )
+        if not isinstance(message, dict):
+            raise ValueError(f"message {place} is not an object with role and content")
+        if not isinstance(message.get("role"), str):
+            names = ", ".join(message) or "none"
+            raise ValueError(f"message {place} has no role that is a text; its fields are {names}")
         if not isinstance(message.get("content"), str | None):
-            raise ValueError(f"the content of message {place} is no text")
+            raise ValueError(f"the content of message {place} is not a text")
         found.append({name: value for name, value in message.items() if value is not None})
     return found
 
@@ -224,5 +226,5 @@ def _tools_of(conversation: Conversation) -> list[dict[str, Any]] | None:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"its tools are not JSON: {error}") from error
     if tools is None or (isinstance(tools, list) and all(isinstance(x, dict) for x in tools)):
-        return tools or None
-    raise ValueError("its tools are no list of objects")
+        return tools
+    raise ValueError("its tools are not a list of objects")

@@ -43,10 +43,11 @@ if not tokenizer.is_fast:
     refuse(f"{type(tokenizer).__name__} encodes in Python, and not by the library tokenizers")
 if getattr(tokenizer, "split_special_tokens", False):
     refuse("split_special_tokens is true, and tokenizer.json cannot say so")
-template = tokenizer.chat_template
-if isinstance(template, dict):
-    template = template.get("default")
-found = [tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token, template]
+templates = tokenizer.chat_template
+if not isinstance(templates, dict):
+    templates = {"default": templates}
+found = [tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token]
+found += [templates.get("default"), templates.get("tool_use")]
 print("\\n" + json.dumps([*found, tokenizer.special_tokens_map], default=str))
 """
 

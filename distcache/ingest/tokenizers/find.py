@@ -79,7 +79,7 @@ def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
     if options.chat_template is None:
         return source
     template = read_template(options.chat_template)
-    return msgspec.structs.replace(source, template=template)
+    return msgspec.structs.replace(source, template=template, tool_template=None)
 
 
 def read_template(path: str) -> str:
@@ -118,7 +118,7 @@ def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokeni
 def make_chat_tokenizer(
     source: TokenizerSource, options: TokenizerOptions, *, marked: bool
 ) -> ChatTokenizer:
-    """Make what renders conversations and encodes them.
+    """Return the tokenizer of conversations.
 
     Parameters
     ----------

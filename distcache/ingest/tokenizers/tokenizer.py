@@ -154,13 +154,15 @@ class TokenizerSource(msgspec.Struct, frozen=True):
     content: bytes  # content of its file; for tiktoken, the parts of an encoding in MessagePack
     end: str | None = None  # text that it calls the end of a document
     template: str | None = None  # its chat template
+    tool_template: str | None = None  # that of conversations with tools, if it is another one
     # its special tokens by name, which chat templates write; None if they are not known
     special_tokens: dict[str, Any] | None = None
 
 
 def template_digest(source: TokenizerSource) -> str:
-    """Return XXH3-128 over a chat template and the special tokens that it may write."""
-    known = json.dumps([source.template, source.special_tokens], sort_keys=True)
+    """Return XXH3-128 over chat templates and the special tokens that they may write."""
+    templates = [source.template, source.tool_template]
+    known = json.dumps([templates, source.special_tokens], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(known.encode())
 
 

@@ -91,7 +91,7 @@ def test_samples_are_those_of_files(
 def test_a_copy_is_verified_repaired_and_collected(
     server: ScriptedS3, cache: str, store: Store
 ) -> None:
-    """As an index is."""
+    """`local verify` names a damaged copy, `localize` repairs it, and `collect` removes it."""
     here.upload(cache, "s3://lake/run", corpora=True)
     here.localize(URL, store.root)
     (path,) = store.corpora.glob("*.loss")
@@ -148,12 +148,11 @@ def test_corpora_in_the_bucket_are_planned_with_their_masks(
     assert (found.digest, found.tokens) == (loss.digest, loss.tokens)
     server.put("lake/0.loss", server.objects["lake/0.loss"] + b"\1")
     _, (fault,) = examined("s3://lake/0")
-    assert (fault.path, fault.message[:3]) == ("s3://lake/0.loss", "has")
+    assert fault.path == "s3://lake/0.loss"
+    assert fault.message.startswith(f"has {len(server.objects['lake/0.loss'])} bytes")
 
 
-def test_who_may_not_list_has_corpora_without_masks(
-    server: ScriptedS3, masked: dict[str, Any]
-) -> None:
+def test_a_refused_mask_counts_as_missing(server: ScriptedS3, masked: dict[str, Any]) -> None:
     """A store then refuses what is not there, such as most masks."""
     server.on_request = lambda request: None if request.name in server.objects else "403"
     for number, has_mask in ((0, True), (1, False)):
