@@ -128,6 +128,9 @@ def test_a_mask_that_was_replaced_or_is_gone(server: ScriptedS3, cache: str, sto
     server.put(name, content[::-1])
     with pytest.raises(KeyMismatch, match=r"\.loss"):
         here.upload(cache, "s3://lake/run", corpora=True)
+    Path(loss_path(open_cache(cache).prefixes[0])).unlink()
+    with pytest.raises(NotReady, match=r"\.loss: no such file"):
+        here.upload(cache, "s3://lake/run", corpora=True)
 
 
 def test_corpora_in_the_bucket_are_planned_with_their_masks(
