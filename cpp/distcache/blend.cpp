@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "blend_lanes.hpp"
 #include "blend_window.hpp"
 
 namespace distcache {
@@ -17,16 +18,15 @@ using blending::factor;
 using blending::lanes;
 using blending::padded_size;
 
-constexpr std::size_t most_at_once = 64;  // corpora that are compared in every step, in registers
+constexpr std::size_t most_at_once = 32;  // corpora that are compared in every step, in registers
+constexpr std::int64_t window_steps =
+    24;  // longer windows have more candidates, shorter are sifted more
+constexpr std::int64_t near_steps = 512;  // for which corpora are near
+constexpr double near_margins = 8;        // by which the bound may fall until then
 constexpr std::int64_t scratch_size = 4096;
 constexpr std::int64_t most_steps = std::int64_t{1} << 62;
 constexpr double no_bound = std::numeric_limits<double>::lowest();
 constexpr double infinity = std::numeric_limits<double>::infinity();
-
-// Longer windows have more candidates, shorter ones are sifted more often.
-std::int64_t window_size(std::size_t corpora) {
-    return corpora < 256 ? 24 : corpora < 2048 ? 40 : 48;
-}
 
 // Adjacent corpora of equal weight and count win in ascending order, so at most `steps` of them can
 // win: drops the others. Returns how many are kept.
@@ -54,6 +54,7 @@ blending::Window window_of(BlendCorpora& corpora, double bound, std::int64_t fir
             .taken = corpora.taken.data(),
             .sizes = corpora.sizes.data(),
             .corpora = corpora.corpora.data(),
+            .size = corpora.size,
             .padded = padded_size(corpora.size),
             .bound = bound,
             .picked_corpora = picked_corpora,
@@ -96,8 +97,11 @@ Blender::Blender(std::span<const double> weights, Arithmetic arithmetic, Instruc
 
 Blender::Blender(std::span<const double> weights, std::span<const std::int64_t> sizes,
                  Arithmetic arithmetic, Instructions instructions)
-    : arithmetic_(arithmetic), instructions_(instructions), places_(weights.size() + lanes) {
-    for (auto* corpora : {&all_, &active_, &candidates_}) {
+    : arithmetic_(arithmetic),
+      instructions_(instructions),
+      places_(weights.size() + lanes),
+      near_places_(weights.size() + lanes) {
+    for (auto* corpora : {&all_, &active_, &near_, &candidates_}) {
         corpora->resize(weights.size());
     }
     all_.size = weights.size();
@@ -149,6 +153,9 @@ void Blender::resume(std::span<const std::int64_t> taken) {
     step_ = sum;
     left_ = 0;
     bound_ = no_bound;
+    near_.size = 0;
+    meets_ = std::ranges::all_of(std::span(all_.weights).first(all_.size),
+                                 [](double weight) { return 0 <= weight && weight <= 1; });
     for (std::size_t d = 0; d < all_.size; ++d) {
         all_.taken[d] = taken[d];
         all_.counts[d] = static_cast<double>(taken[d]);
@@ -169,6 +176,7 @@ std::vector<std::int64_t> Blender::taken() const {
 }
 
 void Blender::drop_spent() {
+    put_back();
     std::size_t kept = 0;
     for (std::size_t k = 0; k < active_.size; ++k) {
         if (active_.taken[k] < active_.sizes[k]) {
@@ -178,14 +186,26 @@ void Blender::drop_spent() {
         }
     }
     active_.copy(active_, std::span(places_).first(kept));
+    period_ = -1;
 }
 
 void Blender::run(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples) {
     assert(steps >= 0 && (left_ == endless || steps <= left_) && active_.size > 0);
-    const bool are_few = active_.size <= most_at_once;
     for (std::int64_t done = 0; done < steps;) {
-        done += are_few ? run_among_all(steps - done, corpora + done, samples + done)
-                        : run_candidates(steps - done, corpora + done, samples + done);
+        std::int64_t left = steps - done;
+        if (meets_ && 1 < active_.size && active_.size <= blending::most_in_lanes &&
+            blending::has_lanes(instructions_)) {
+            const std::int64_t before = steps_before_lanes();
+            if (before == 0) {
+                done += run_in_lanes(left, corpora + done, samples + done);
+            }
+            left = before > 0 ? std::min(before, left) : steps - done;
+        }
+        if (left > 0) {
+            done += active_.size <= most_at_once
+                        ? run_among_all(left, corpora + done, samples + done)
+                        : run_candidates(left, corpora + done, samples + done);
+        }
     }
     left_ -= left_ == endless ? 0 : steps;
 }
@@ -221,27 +241,73 @@ std::int64_t Blender::run_alone(std::int64_t steps, std::int16_t* corpora, std::
     return steps;
 }
 
+// Corpora that cannot come near the bound for a while are left out of the search for candidates.
+void Blender::find_near() {
+    put_back();
+    near_end_ = step_ + near_steps;
+    floor_ = bound_ - near_margins * margin_;
+    const auto kernels = blending::kernels(instructions_, arithmetic_);
+    const std::size_t found =
+        kernels.reaching(active_.weights.data(), active_.counts.data(), padded_size(active_.size),
+                         factor(near_end_ - 1), floor_, near_places_.data());
+    near_.size = drop_ties(active_, std::span(near_places_).first(found), near_steps);
+    for (std::size_t k = 0; k < near_.size; ++k) {
+        const auto place = static_cast<std::size_t>(near_places_[k]);
+        near_.weights[k] = active_.weights[place];
+        near_.counts[k] = active_.counts[place];
+    }
+    for (std::size_t k = near_.size; k < padded_size(near_.size); ++k) {
+        near_.weights[k] = 0;
+        near_.counts[k] = infinity;
+    }
+}
+
+void Blender::put_back() {
+    for (std::size_t k = 0; k < near_.size; ++k) {
+        active_.counts[static_cast<std::size_t>(near_places_[k])] = near_.counts[k];
+    }
+    near_.size = 0;
+}
+
 std::int64_t Blender::run_candidates(std::int64_t steps, std::int16_t* corpora,
                                      std::int64_t* samples) {
     const auto kernels = blending::kernels(instructions_, arithmetic_);
-    const std::int64_t wanted = std::min(window_size(active_.size), steps);
+    if (near_.size == 0 || step_ >= near_end_ || bound_ < floor_) {
+        find_near();
+    }
+    const std::int64_t wanted = std::min({window_steps, steps, near_end_ - step_});
     std::size_t found =
-        kernels.reaching(active_.weights.data(), active_.counts.data(), padded_size(active_.size),
+        kernels.reaching(near_.weights.data(), near_.counts.data(), padded_size(near_.size),
                          factor(step_ + wanted - 1), bound_, places_.data());
     if (found > most_at_once) {
-        found = drop_ties(active_, std::span(places_).first(found), wanted);
+        found = drop_ties(near_, std::span(places_).first(found), wanted);
     }
     const auto places = std::span<const std::int32_t>(places_).first(found);
-    candidates_.copy(active_, places);
+    const auto active_place = [&](std::int32_t place) {
+        return static_cast<std::size_t>(near_places_[static_cast<std::size_t>(place)]);
+    };
+    candidates_.size = found;
+    for (std::size_t k = 0; k < found; ++k) {
+        const auto near = static_cast<std::size_t>(places[k]);
+        const std::size_t place = active_place(places[k]);
+        candidates_.weights[k] = near_.weights[near];
+        candidates_.counts[k] = near_.counts[near];
+        candidates_.taken[k] = active_.taken[place];
+        candidates_.sizes[k] = active_.sizes[place];
+        candidates_.corpora[k] = active_.corpora[place];
+    }
+    for (std::size_t k = found; k < padded_size(found); ++k) {
+        candidates_.weights[k] = 0;
+        candidates_.counts[k] = infinity;
+    }
     auto window = window_of(candidates_, bound_, step_, wanted, corpora, samples);
     if (found > 0) {
         kernels.run(window);
     }
     bool spent = false;
     for (std::size_t k = 0; k < found; ++k) {
-        const auto place = static_cast<std::size_t>(places[k]);
-        active_.counts[place] = candidates_.counts[k];
-        active_.taken[place] = candidates_.taken[k];
+        near_.counts[static_cast<std::size_t>(places[k])] = candidates_.counts[k];
+        active_.taken[active_place(places[k])] = candidates_.taken[k];
         spent = spent || candidates_.taken[k] == candidates_.sizes[k];
     }
     const std::int64_t done = window.step - step_;
@@ -256,6 +322,7 @@ std::int64_t Blender::run_candidates(std::int64_t steps, std::int16_t* corpora,
 
 void Blender::move_bound(double lowest, std::int64_t done, std::int64_t wanted) {
     if (done == 0) {
+        put_back();
         lowest = blending::kernels(instructions_, arithmetic_)
                      .largest(active_.weights.data(), active_.counts.data(),
                               padded_size(active_.size), factor(step_));

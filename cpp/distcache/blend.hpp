@@ -60,6 +60,9 @@ enum class Arithmetic { separate, fused };
 /// 4. Within a window only candidates are compared, in ascending order, until the largest error is
 ///    below the bound; then a new window begins with a lower bound.
 /// 5. The bound affects the speed only. It follows the errors of earlier winners.
+///
+/// Few corpora need no candidates. They are run in stretches side by side, from guessed states; a
+/// stretch counts if it began in the state in which the one before it has ended.
 class Blender {
 public:
     /// Blend by weight without end.
@@ -96,7 +99,12 @@ private:
     void run(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
     std::int64_t run_among_all(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
     std::int64_t run_alone(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
+    void guess_begins(std::int64_t each, std::int64_t* begins) const;
+    std::int64_t steps_before_lanes();
+    std::int64_t run_in_lanes(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
     std::int64_t run_candidates(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
+    void find_near();
+    void put_back();
     void move_bound(double lowest, std::int64_t done, std::int64_t wanted);
     void drop_spent();
 
@@ -104,12 +112,18 @@ private:
     Instructions instructions_;
     BlendCorpora all_;         // all corpora; counts are current only for those that are spent
     BlendCorpora active_;      // that are not spent
+    BlendCorpora near_;        // weights and counts of those that may win before `near_end_`
     BlendCorpora candidates_;  // that may win within a window
-    std::vector<std::int32_t> places_;
-    std::int64_t left_ = endless;  // steps until all are spent
+    std::vector<std::int32_t> places_;       // of candidates, or of the active that are kept
+    std::vector<std::int32_t> near_places_;  // of those that are near, among the active
+    std::int64_t near_end_ = 0;              // step
+    double floor_ = 0;                       // no other active corpus reaches it until then
+    std::int64_t left_ = endless;            // steps until all are spent
     std::int64_t step_ = 0;
     double bound_ = std::numeric_limits<double>::lowest();
     double margin_ = 0.01;
+    std::int64_t period_ = -1;  // of the active corpora's weights; 0 without, -1 if not known
+    bool meets_ = true;         // whether stretches have begun where those before them ended
 };
 
 }  // namespace distcache

@@ -2,33 +2,21 @@
 
 #include <cstring>
 #include <limits>
-#include <type_traits>
-
-#include "distcache/dispatch.hpp"
 
 namespace distcache::blending {
 namespace {
 
-// Vectors of the compilers' own kind, as wide as registers are: wider ones are compared one lane
+// Two lanes, as wide as the vectors that all processors have: compilers compare wider ones one lane
 // after the other.
-struct Narrow {
-    static constexpr std::size_t width = 2;
-    using Doubles = double __attribute__((vector_size(2 * sizeof(double))));
-    using Places = std::int64_t __attribute__((vector_size(2 * sizeof(std::int64_t))));
-};
-struct Wide {
-    static constexpr std::size_t width = 4;
-    using Doubles = double __attribute__((vector_size(4 * sizeof(double))));
-    using Places = std::int64_t __attribute__((vector_size(4 * sizeof(std::int64_t))));
-};
-template <Instructions kind>
-using Vectors = std::conditional_t<kind == Instructions::baseline, Narrow, Wide>;
+constexpr std::size_t width = 2;
+using Doubles = double __attribute__((vector_size(width * sizeof(double))));
+using Places = std::int64_t __attribute__((vector_size(width * sizeof(std::int64_t))));
 
 constexpr double never = -std::numeric_limits<double>::infinity();
 
 // weight * step - count, rounded twice or once.
 template <Arithmetic arithmetic>
-[[gnu::always_inline]] inline double error_of(double weight, double step, double count) {
+double error_of(double weight, double step, double count) {
     if constexpr (arithmetic == Arithmetic::fused) {
         return __builtin_fma(weight, step, -count);
     }
@@ -36,22 +24,22 @@ template <Arithmetic arithmetic>
 }
 
 // The same of every lane. The compilers have no fused operation of their vectors in common.
-template <Arithmetic arithmetic, typename Doubles>
-[[gnu::always_inline]] inline void errors_of(const Doubles& weights, double step,
-                                             const Doubles& counts, Doubles& errors) {
+template <Arithmetic arithmetic>
+Doubles errors_of(Doubles weights, double step, Doubles counts) {
     if constexpr (arithmetic == Arithmetic::separate) {
-        errors = weights * step - counts;
-    } else {
-        for (std::size_t lane = 0; lane < sizeof(Doubles) / sizeof(double); ++lane) {
-            errors[lane] = error_of<arithmetic>(weights[lane], step, counts[lane]);
-        }
+        return weights * step - counts;
     }
+    Doubles errors;
+    for (std::size_t lane = 0; lane < width; ++lane) {
+        errors[lane] = error_of<arithmetic>(weights[lane], step, counts[lane]);
+    }
+    return errors;
 }
 
-// By reference: returning a wide vector would depend on the caller's instruction set.
-template <typename Doubles>
-inline void load(const double* from, Doubles& values) {
+Doubles load(const double* from) {
+    Doubles values;
     std::memcpy(&values, from, sizeof(values));
+    return values;
 }
 
 struct Winner {
@@ -61,40 +49,21 @@ struct Winner {
 
 // The first place with the largest error.
 template <Arithmetic arithmetic>
-struct FindWinner {
-    template <Instructions kind>
-    DISTCACHE_KERNEL Winner run(const double* weights, const double* counts, std::size_t padded,
-                                double step) {
-        using Doubles = typename Vectors<kind>::Doubles;
-        using Places = typename Vectors<kind>::Places;
-        constexpr std::size_t width = Vectors<kind>::width;
-        Doubles best = Doubles{} + never;
-        Places place = {};
-        Places here = {};
-        for (std::size_t lane = 0; lane < width; ++lane) {
-            here[lane] = static_cast<std::int64_t>(lane);
-        }
-        for (std::size_t d = 0; d < padded; d += width) {
-            Doubles weight;
-            Doubles count;
-            load(weights + d, weight);
-            load(counts + d, count);
-            Doubles error;
-            errors_of<arithmetic>(weight, step, count, error);
-            const Places better = error > best;
-            best = better ? error : best;
-            place = better ? here : place;
-            here += static_cast<std::int64_t>(width);
-        }
-        for (std::size_t lane = 1; lane < width; ++lane) {
-            const bool better =
-                best[lane] > best[0] || (best[lane] == best[0] && place[lane] < place[0]);
-            best[0] = better ? best[lane] : best[0];
-            place[0] = better ? place[lane] : place[0];
-        }
-        return {static_cast<std::size_t>(place[0]), best[0]};
+Winner find_winner(const Window& window, double step) {
+    Doubles best = {never, never};
+    Places place = {};
+    Places here = {0, 1};
+    for (std::size_t d = 0; d < window.padded; d += width) {
+        const Doubles error =
+            errors_of<arithmetic>(load(window.weights + d), step, load(window.counts + d));
+        const Places better = error > best;
+        best = better ? error : best;
+        place = better ? here : place;
+        here += static_cast<std::int64_t>(width);
     }
-};
+    const bool second = best[1] > best[0] || (best[1] == best[0] && place[1] < place[0]);
+    return {static_cast<std::size_t>(place[second ? 1 : 0]), best[second ? 1 : 0]};
+}
 
 template <Arithmetic arithmetic>
 void run(Window& window) {
@@ -102,8 +71,7 @@ void run(Window& window) {
     const std::int64_t size = window.end - first;
     std::int64_t done = 0;
     for (bool spent = false; done < size && !spent;) {
-        const Winner won = dispatched<FindWinner<arithmetic>>(window.weights, window.counts,
-                                                              window.padded, factor(first + done));
+        const Winner won = find_winner<arithmetic>(window, factor(first + done));
         if (won.error < window.bound) {
             break;
         }
@@ -117,15 +85,13 @@ void run(Window& window) {
 // Two corpora alone, of which neither is spent before the end.
 template <Arithmetic arithmetic>
 void run_pair(Window& window) {
-    using Pair = Narrow::Doubles;
-    const Pair weights = {window.weights[0], window.weights[1]};
-    Pair counts = {window.counts[0], window.counts[1]};
+    const Doubles weights = load(window.weights);
+    Doubles counts = load(window.counts);
     const std::int64_t first = window.step;
     for (; window.step < window.end; ++window.step) {
-        Pair errors;
-        errors_of<arithmetic>(weights, factor(window.step), counts, errors);
-        const auto second = Pair{errors[1], errors[1]} > Pair{errors[0], errors[0]};
-        counts += second ? Pair{0, 1} : Pair{1, 0};
+        const Doubles errors = errors_of<arithmetic>(weights, factor(window.step), counts);
+        const auto second = Doubles{errors[1], errors[1]} > Doubles{errors[0], errors[0]};
+        counts += second ? Doubles{0, 1} : Doubles{1, 0};
         write_down(window, window.step - first, static_cast<std::size_t>(second[0] & 1));
     }
     window.counts[0] = counts[0];
@@ -133,57 +99,29 @@ void run_pair(Window& window) {
 }
 
 template <Arithmetic arithmetic>
-struct FindReaching {
-    template <Instructions>
-    DISTCACHE_KERNEL std::size_t run(const double* weights, const double* counts,
-                                     std::size_t padded, double step, double bound,
-                                     std::int32_t* places) {
-        std::size_t found = 0;
-        for (std::size_t d = 0; d < padded; ++d) {
-            places[found] = static_cast<std::int32_t>(d);
-            found += static_cast<std::size_t>(error_of<arithmetic>(weights[d], step, counts[d]) >=
-                                              bound);
-        }
-        return found;
+std::size_t reaching(const double* weights, const double* counts, std::size_t padded, double step,
+                     double bound, std::int32_t* places) {
+    std::size_t found = 0;
+    for (std::size_t d = 0; d < padded; ++d) {
+        places[found] = static_cast<std::int32_t>(d);
+        const bool reaches = error_of<arithmetic>(weights[d], step, counts[d]) >= bound;
+        found += static_cast<std::size_t>(reaches);
     }
-};
+    return found;
+}
 
 template <Arithmetic arithmetic>
-struct FindLargest {
-    template <Instructions kind>
-    DISTCACHE_KERNEL double run(const double* weights, const double* counts, std::size_t padded,
-                                double step) {
-        using Doubles = typename Vectors<kind>::Doubles;
-        constexpr std::size_t width = Vectors<kind>::width;
-        Doubles best = Doubles{} + never;
-        for (std::size_t d = 0; d < padded; d += width) {
-            Doubles weight;
-            Doubles count;
-            load(weights + d, weight);
-            load(counts + d, count);
-            Doubles error;
-            errors_of<arithmetic>(weight, step, count, error);
-            best = error > best ? error : best;
-        }
-        double found = best[0];
-        for (std::size_t lane = 1; lane < width; ++lane) {
-            found = best[lane] > found ? best[lane] : found;
-        }
-        return found;
+double largest(const double* weights, const double* counts, std::size_t padded, double step) {
+    Doubles best = {never, never};
+    for (std::size_t d = 0; d < padded; d += width) {
+        const Doubles error = errors_of<arithmetic>(load(weights + d), step, load(counts + d));
+        best = error > best ? error : best;
     }
-};
+    return best[1] > best[0] ? best[1] : best[0];
+}
 
 template <Arithmetic arithmetic>
-constexpr Kernels portable_kernels{
-    run<arithmetic>,
-    [](const double* weights, const double* counts, std::size_t padded, double step, double bound,
-       std::int32_t* places) {
-        return dispatched<FindReaching<arithmetic>>(weights, counts, padded, step, bound, places);
-    },
-    [](const double* weights, const double* counts, std::size_t padded, double step) {
-        return dispatched<FindLargest<arithmetic>>(weights, counts, padded, step);
-    },
-};
+constexpr Kernels portable_kernels{run<arithmetic>, reaching<arithmetic>, largest<arithmetic>};
 
 }  // namespace
 
@@ -192,9 +130,17 @@ Kernels kernels([[maybe_unused]] Instructions instructions, Arithmetic arithmeti
     if (instructions == Instructions::avx512) {
         return avx512_kernels(arithmetic);
     }
+    if (instructions == Instructions::avx2) {
+        return avx2_kernels(arithmetic);
+    }
 #endif
     return arithmetic == Arithmetic::fused ? portable_kernels<Arithmetic::fused>
                                            : portable_kernels<Arithmetic::separate>;
+}
+
+void run_in_memory(Window& window, Arithmetic arithmetic) {
+    arithmetic == Arithmetic::fused ? run<Arithmetic::fused>(window)
+                                    : run<Arithmetic::separate>(window);
 }
 
 Run pair_kernel(Arithmetic arithmetic) {

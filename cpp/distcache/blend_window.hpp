@@ -24,6 +24,7 @@ struct Window {
     std::int64_t* taken;          ///< and as integers
     const std::int64_t* sizes;    ///< how often each may be taken
     const std::int32_t* corpora;  ///< number of each corpus
+    std::size_t size;
     std::size_t padded;
     double bound;                  ///< no other corpus has an error that reaches this
     std::int16_t* picked_corpora;  ///< where steps are written down, from `step` on
@@ -56,7 +57,11 @@ Kernels kernels(Instructions instructions, Arithmetic arithmetic);
 /// Runs two corpora alone, of which neither is spent before the end.
 Run pair_kernel(Arithmetic arithmetic);
 
+/// Runs any number of corpora, with any instructions: their counts are in memory.
+void run_in_memory(Window& window, Arithmetic arithmetic);
+
 #if DISTCACHE_HAS_AVX512
+Kernels avx2_kernels(Arithmetic arithmetic);
 Kernels avx512_kernels(Arithmetic arithmetic);
 #endif
 

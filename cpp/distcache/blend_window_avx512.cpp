@@ -7,6 +7,7 @@ namespace distcache::blending {
 namespace {
 
 constexpr std::size_t most_vectors = 8;  // whose weights and counts fit into registers
+constexpr std::size_t few = 24;          // corpora: shuffles across a vector of AVX2 take less time
 
 template <Arithmetic arithmetic>
 DISTCACHE_AVX512 inline __m512d error_of(__m512d weight, __m512d count, __m512d step) {
@@ -134,6 +135,9 @@ DISTCACHE_AVX512 void run(Window& window) {
         run_in_registers<arithmetic, 3>, run_in_registers<arithmetic, 4>,
         run_in_registers<arithmetic, 5>, run_in_registers<arithmetic, 6>,
         run_in_registers<arithmetic, 7>, run_in_registers<arithmetic, 8>};
+    if (window.size <= few) {
+        return avx2_kernels(arithmetic).run(window);
+    }
     const std::size_t vectors = window.padded / lanes;
     vectors <= most_vectors ? by_vectors[vectors - 1](window) : run_in_memory<arithmetic>(window);
 }

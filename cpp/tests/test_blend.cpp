@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <stdexcept>
@@ -114,6 +115,57 @@ TEST_CASE("rounding once makes another blend of many weights, where errors would
         differing += static_cast<int>(twice != once);
     }
     REQUIRE(differing > 5);
+}
+
+// Long enough for stretches of a blend of few corpora, which are run side by side.
+TEST_CASE("stretches that meet, and those that do not, make the greedy blend") {
+    constexpr std::size_t size = 140'000;
+    std::mt19937 random(11);
+    const auto kinds = std::array<std::function<double()>, 5>{
+        [&] { return std::lognormal_distribution<double>(0.0, 1.5)(random); },
+        [&] { return 1.0 + static_cast<double>(random() % 3); },
+        [&] { return std::ldexp(1.0, -static_cast<int>(random() % 21)); },
+        [&] { return random() % 3 == 0 ? 0.0 : 1.0 + static_cast<double>(random() % 90); },
+        [] { return 1.0; }};
+    for (const std::size_t count : {2u, 3u, 4u, 5u, 17u, 32u}) {
+        for (const auto& kind : kinds) {
+            std::vector<double> weights(count);
+            std::generate(weights.begin(), weights.end(), kind);
+            weights[0] += 1;
+            const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+            std::for_each(weights.begin(), weights.end(), [&](double& weight) { weight /= sum; });
+            const auto arithmetic = arithmetics[random() % 2];
+            const auto expected = slow_blend(weights, size, arithmetic);
+            for (const auto instructions : available_instructions()) {
+                const Blender blender(weights, arithmetic, instructions);
+                REQUIRE(in_pieces(blender, size, size) == expected);
+                REQUIRE(in_pieces(blender, size, 70'001) == expected);
+            }
+        }
+    }
+}
+
+TEST_CASE("stretches of an exhaustive blend end where a corpus is spent") {
+    std::mt19937 random(12);
+    for (const std::size_t count : {2u, 6u, 30u, 40u}) {
+        std::vector<std::int64_t> sizes(count);
+        std::generate(sizes.begin(), sizes.end(),
+                      [&] { return random() % 4 == 0 ? random() % 3 : 4'000 + random() % 20'000; });
+        sizes[count / 2] = 150'000;
+        const auto total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+        std::vector<double> weights;
+        for (const std::int64_t own : sizes) {
+            weights.push_back(static_cast<double>(own) / static_cast<double>(total));
+        }
+        const auto all = static_cast<std::size_t>(total);
+        for (const auto arithmetic : arithmetics) {
+            const auto expected = slow_blend(weights, all, arithmetic, sizes);
+            for (const auto instructions : available_instructions()) {
+                const auto blender = Blender::exhaustive(sizes, arithmetic, instructions);
+                REQUIRE(in_pieces(blender, all, all) == expected);
+            }
+        }
+    }
 }
 
 TEST_CASE("equal weights tie, and the lowest corpus goes first") {
