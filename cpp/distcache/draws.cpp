@@ -24,8 +24,9 @@ void draw_narrow(std::uint32_t first, std::size_t count, std::uint32_t* draws, M
         const std::size_t usable = std::min(words.size(), count - done);
         std::size_t used = 0;
 #if DISTCACHE_HAS_AVX512
-        if (instructions == Instructions::avx512) {
-            const Drawn drawn = draw_avx512(words.data(), usable, first, done, count, draws);
+        if (instructions != Instructions::baseline) {
+            const auto draw = instructions == Instructions::avx512 ? draw_avx512 : draw_avx2;
+            const Drawn drawn = draw(words.data(), usable, first, done, count, draws);
             used = drawn.words;
             done += drawn.draws;
         }

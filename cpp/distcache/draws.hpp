@@ -34,6 +34,8 @@ struct Drawn {
 /// Of `size` words, as many as fill whole vectors; no more draws than words are made.
 Drawn draw_avx512(const std::uint32_t* words, std::size_t size, std::uint32_t first,
                   std::size_t done, std::size_t count, std::uint32_t* draws);
+Drawn draw_avx2(const std::uint32_t* words, std::size_t size, std::uint32_t first, std::size_t done,
+                std::size_t count, std::uint32_t* draws);
 #endif
 
 }  // namespace distcache

@@ -1,5 +1,7 @@
 #include "distcache/shuffle.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -80,12 +82,22 @@ static_assert((narrow_max + 1) >> partitioning_of<std::int64_t>.region_bits <
                   PartitionedShuffle<std::int64_t>::most_regions,
               "regions are told apart by 16 bits");
 
+template <class T>
+Partitioning default_partitioning(std::uint64_t size) {
+    static const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 where it is not known
+    Partitioning found = partitioning_of<T>;
+    const bool small = 0 < cache && cache < static_cast<long>(sizeof(T) << found.region_bits);
+    const bool few = size >> (found.region_bits - 1) < PartitionedShuffle<T>::most_regions;
+    found.region_bits -= small && few ? 1 : 0;
+    return found;
+}
+
 // Blocks of steps while there are more values than the caches hold; returns how many are left.
 template <class T>
 std::uint64_t shuffle_partitioned(T* values, std::uint64_t size, std::uint64_t stop,
                                   Mt19937& generator, const ShuffleOptions& options) {
-    const auto& partitioning =
-        options.partitioning != nullptr ? *options.partitioning : partitioning_of<T>;
+    const Partitioning partitioning =
+        options.partitioning != nullptr ? *options.partitioning : default_partitioning<T>(size);
     if (size <= std::max(partitioning.smallest, stop)) {
         return size;
     }

@@ -28,6 +28,8 @@ struct Partitioning {
     std::size_t list = 0;  ///< parcels that a list holds, above 512; 0: as many as are expected
 };
 
+/// Where a core's second cache is at least as large as a region; elsewhere regions are half as
+/// large.
 template <class T>
 inline constexpr Partitioning partitioning_of =
     sizeof(T) == 4 ? Partitioning{18, 8, 1 << 22} : Partitioning{17, 8, 1 << 21};
