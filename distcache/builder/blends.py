@@ -1,10 +1,11 @@
-"""The two arrays of a blend: by one rank, or a large one by all ranks."""
+"""The two arrays of a blend: by one rank, or a large one by all ranks; each with its threads."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from distcache.builder.arrays import ArrayWriter
 from distcache.builder.job import Job
 from distcache.builder.section_slice import joined_digests
+from distcache.cache.digests import joined_digest
 from distcache.kernels import Blender
 from distcache.plan.blend_counts import estimate_counts
+from distcache.plan.costs import blend_workers
 from distcache.plan.layout import BLEND_SLICE, ArrayPlace
 from distcache.plan.memory import CHUNK_BYTES
 from distcache.plan.model import BlendPlan
@@ -23,6 +26,7 @@ from distcache.plan.sizes import normalize
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Message
 from distcache.ranks.partition import slice_bounds
+from distcache.storage.threads import map_in_threads
 from distcache.storage.unfinished_file import UnfinishedFile
 
 BlendWriters = dict[str, ArrayWriter]
@@ -116,7 +120,7 @@ def new_blender(blend: BlendPlan) -> Blender | PhasedBlender:
 
 
 def build_blend(
-    blend: BlendPlan, places: dict[str, ArrayPlace], file: UnfinishedFile
+    blend: BlendPlan, places: dict[str, ArrayPlace], file: UnfinishedFile, workers: int = 1
 ) -> dict[str, str]:
     """Build and write a blend.
 
@@ -128,14 +132,17 @@ def build_blend(
         Place of each array in the file.
     file : UnfinishedFile
         The unfinished cache.
+    workers : int
+        Number of threads.
 
     Returns
     -------
     dict of str to str
         The digest of each array.
     """
-    writers = write_steps(new_blender(blend), range(blend.size), places, file)
-    return {name: writer.finish() for name, writer in writers.items()}
+    share = _Share(blend, range(blend.size), places, file, workers)
+    share.draw()
+    return {name: joined_digest([leaves]) for name, leaves in share.leaves().items()}
 
 
 def write_steps(
@@ -176,8 +183,93 @@ def write_steps(
     return writers
 
 
+class _Slice:
+    """Steps of a blend that follow one another, drawn and written from some state."""
+
+    def __init__(
+        self, blend: BlendPlan, steps: range, places: dict[str, ArrayPlace], file: UnfinishedFile
+    ) -> None:
+        self._blend, self._steps = blend, steps
+        self._places, self._file = places, file
+        # how often each corpus has been taken before the steps, and after them
+        self.begin = self.end = np.empty(0, np.int64)
+        self.writers: BlendWriters = {}
+
+    def draw(self, begin: NDArray[np.int64] | None = None) -> None:
+        """Draw and write the steps from a state; by default from the estimated one."""
+        blender = new_blender(self._blend)
+        if begin is None:
+            before = max(self._steps.start - RUN_UP, 0)
+            blender.resume(_estimated(self._blend, before))
+            blender.skip(self._steps.start - before)
+        else:
+            blender.resume(begin)
+        self.begin = np.array(blender.taken, np.int64)
+        self.writers = write_steps(blender, self._steps, self._places, self._file)
+        self.end = np.array(blender.taken, np.int64)
+
+
+class _Share:
+    """Steps of a blend that one rank makes, a slice by each thread.
+
+    Parameters
+    ----------
+    blend : BlendPlan
+        The blend.
+    steps : range
+        The steps; the first one is at the start of a leaf in both arrays.
+    places : dict of str to ArrayPlace
+        Place of each array in the file.
+    file : UnfinishedFile
+        The unfinished cache.
+    workers : int
+        Number of threads.
+    """
+
+    def __init__(
+        self,
+        blend: BlendPlan,
+        steps: range,
+        places: dict[str, ArrayPlace],
+        file: UnfinishedFile,
+        workers: int,
+    ) -> None:
+        bounds = slice_bounds(len(steps), workers, BLEND_SLICE)
+        self._slices = [
+            _Slice(blend, steps[first:last], places, file)
+            for first, last in itertools.pairwise(bounds)
+        ]
+
+    def draw(self, begin: NDArray[np.int64] | None = None) -> None:
+        """Draw all steps from a state, or from the estimated one; slices are made to meet."""
+        first, *others = self._slices
+        draws: list[Callable[[], None]] = [partial(first.draw, begin)]
+        draws += [own.draw for own in others]
+        map_in_threads(lambda draw: draw(), draws, len(draws))
+        for before, own in itertools.pairwise(self._slices):
+            if not np.array_equal(own.begin, before.end):
+                own.draw(before.end)
+
+    @property
+    def begin(self) -> NDArray[np.int64]:
+        """How often each corpus has been taken before the steps."""
+        return self._slices[0].begin
+
+    @property
+    def end(self) -> NDArray[np.int64]:
+        """How often each corpus has been taken after the steps."""
+        return self._slices[-1].end
+
+    def leaves(self) -> dict[str, bytes]:
+        """Return the leaf digests of each array."""
+        writers = [own.writers for own in self._slices]
+        return {
+            name: b"".join(own[name].leaves().tobytes() for own in writers) for name in writers[0]
+        }
+
+
 class SplitBlend:
-    """One blend, built by `build`.
+    """One blend, of which each rank makes a share, built by `build`.
 
     Parameters
     ----------
@@ -187,17 +279,17 @@ class SplitBlend:
         Index of the blend into `Plan.items`.
     file : UnfinishedFile
         The unfinished cache.
+    threads : int
+        Threads of each rank.
     """
 
-    def __init__(self, job: Job, item: int, file: UnfinishedFile) -> None:
+    def __init__(self, job: Job, item: int, file: UnfinishedFile, threads: int) -> None:
         self._communicator = job.communicator
-        self._blend = job.plan.blends[item - len(job.plan.sections)]
-        self._places = job.places(item)
-        self._file = file
-        bounds = slice_bounds(self._blend.size, job.communicator.size, BLEND_SLICE)
-        self._steps = range(bounds[job.communicator.rank], bounds[job.communicator.rank + 1])
-        self._begin = self._end = np.empty(0, np.int64)
-        self._writers: BlendWriters = {}
+        blend = job.plan.blends[item - len(job.plan.sections)]
+        bounds = slice_bounds(blend.size, job.communicator.size, BLEND_SLICE)
+        steps = range(bounds[job.communicator.rank], bounds[job.communicator.rank + 1])
+        workers = blend_workers(len(steps), threads)
+        self._share = _Share(blend, steps, job.places(item), file, workers)
 
     def build(self) -> dict[str, str]:
         """Draw and write the blend. Collective.
@@ -208,51 +300,36 @@ class SplitBlend:
             The digest of each array, on all ranks.
         """
         communicator = self._communicator
-        on_all_ranks(communicator, lambda: self._draw(self._guess()), "drawing a blend")
-        # Each round at least the first wrong slice becomes valid; in general all do.
+        on_all_ranks(communicator, self._share.draw, "drawing a blend")
+        # Each round at least the first wrong share becomes valid; in general all do.
         while wrong := self._wrong_ranks():
-            self._send_end_states(wrong)
-            action = self._draw_again if communicator.rank in wrong else _wait
-            on_all_ranks(communicator, action, "drawing slices of a blend again")
-        mine = {name: writer.leaves().tobytes() for name, writer in self._writers.items()}
-        return joined_digests(self._communicator, mine)
+            begin = self._exchange_end_states(wrong)
+            again = partial(self._draw_again, begin)
+            on_all_ranks(communicator, again, "drawing slices of a blend again")
+        return joined_digests(communicator, self._share.leaves())
 
-    def _guess(self) -> Blender | PhasedBlender:
-        """Return a blender in the estimated state at the first step of the slice."""
-        blend, blender = self._blend, new_blender(self._blend)
-        before = max(self._steps.start - RUN_UP, 0)
-        blender.resume(_estimated(blend, before))
-        blender.skip(self._steps.start - before)
-        return blender
-
-    def _draw_again(self) -> None:
-        """Draw the slice from the end state of the slice before it."""
-        blender = new_blender(self._blend)
-        blender.resume(self._begin)
-        self._draw(blender)
-
-    def _draw(self, blender: Blender | PhasedBlender) -> None:
-        self._begin = np.array(blender.taken, np.int64)
-        self._writers = write_steps(blender, self._steps, self._places, self._file)
-        self._end = np.array(blender.taken, np.int64)
+    def _draw_again(self, begin: NDArray[np.int64] | None) -> None:
+        """Draw the share from the end state of the share before it, if it began elsewhere."""
+        if begin is not None:
+            self._share.draw(begin)
 
     def _wrong_ranks(self) -> list[int]:
-        """Return the ranks whose begin differs from the end of the slice before. Collective."""
-        mine = tuple(
-            xxhash.xxh3_128_hexdigest(state.tobytes()) for state in (self._begin, self._end)
-        )
+        """Return the ranks whose begin differs from the end of the share before. Collective."""
+        states = (self._share.begin, self._share.end)
+        mine = tuple(xxhash.xxh3_128_hexdigest(state.tobytes()) for state in states)
         shares = self._communicator.allgather(mine, tuple[str, str], "states of a blend")
         pairs = itertools.pairwise(shares)
         return [rank for rank, (before, own) in enumerate(pairs, 1) if own[0] != before[1]]
 
-    def _send_end_states(self, ranks: Sequence[int]) -> None:
-        """Send each rank the end state of the rank before it. Collective."""
-        me = self._communicator.rank
-        sends = [Message(me + 1, self._end)] if me + 1 in ranks else []
+    def _exchange_end_states(self, ranks: Sequence[int]) -> NDArray[np.int64] | None:
+        """Send some ranks the end state of the rank before, and return one's own. Collective."""
+        me, begin = self._communicator.rank, None
+        sends = [Message(me + 1, self._share.end)] if me + 1 in ranks else []
         if me in ranks:
-            self._begin = np.empty_like(self._begin)
-        receives = [Message(me - 1, self._begin)] if me in ranks else []
+            begin = np.empty_like(self._share.begin)
+        receives = [] if begin is None else [Message(me - 1, begin)]
         self._communicator.exchange(sends, receives, "states of a blend")
+        return begin
 
 
 def _estimated(blend: BlendPlan, step: int) -> NDArray[np.int64]:
@@ -268,7 +345,3 @@ def _estimated(blend: BlendPlan, step: int) -> NDArray[np.int64]:
     endless = np.full(len(drawn), ENDLESS)
     taken[drawn] += estimate_counts(weights, endless, step - phase.begin)
     return taken
-
-
-def _wait() -> None:
-    """Do nothing, while other ranks draw again."""

@@ -24,7 +24,7 @@ from distcache.errors import BuildInterrupted
 from distcache.extras import imported
 from distcache.kernels import build_small_sections
 from distcache.plan.assignment import Assignment
-from distcache.plan.costs import workers_of
+from distcache.plan.costs import blend_workers, workers_of
 from distcache.plan.layout import ArrayPlace, Unit
 from distcache.plan.model import SectionPlan
 from distcache.plan.orders import ORDERS
@@ -165,7 +165,7 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     ) as file:
         shared: list[tuple[int, BuildTogether]] = [
             *((unit, build_linked) for unit in assignment.linked),
-            *((unit, _build_slices) for unit in assignment.sliced),
+            *((unit, partial(_build_slices, assignment.threads)) for unit in assignment.sliced),
         ]
         for unit, build in shared:
             (item,) = job.layout.units[unit].items
@@ -186,11 +186,11 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     return built
 
 
-def _build_slices(job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
+def _build_slices(threads: int, job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
     """Build a blend, or a packed section, of which each rank makes a slice. Collective."""
     if isinstance(job.plan.items[item], SectionPlan):
         return build_packed_collectively(job, item, file)
-    return SplitBlend(job, item, file).build()
+    return SplitBlend(job, item, file, threads).build()
 
 
 def _build_local(
@@ -202,14 +202,13 @@ def _build_local(
     lock = threading.Lock()
 
     def build_unit(entry: Unit) -> None:
-        workers = workers_of(entry.splittable, threads)
         for run, small in runs_of(job, entry):
             if stop.is_set():
                 return
             if small:
                 found = build_run(job, run, file)
             else:
-                found = [_build_item(job, item, file, workers) for item in run]
+                found = [_build_item(job, item, file, entry, threads) for item in run]
             with lock:
                 digests.update(zip(run, found, strict=True))
                 journal.append(*map(Record, run, found))
@@ -233,7 +232,9 @@ def _build_local(
     return digests
 
 
-def _build_item(job: Job, item: int, file: UnfinishedFile, workers: int) -> dict[str, str]:
+def _build_item(
+    job: Job, item: int, file: UnfinishedFile, unit: Unit, threads: int
+) -> dict[str, str]:
     entry, places = job.plan.items[item], job.places(item)
     if item in job.reused:
         return reuse(job.reused[item], places, file, job.other_caches.__getitem__)
@@ -242,7 +243,8 @@ def _build_item(job: Job, item: int, file: UnfinishedFile, workers: int) -> dict
         has_windows = ORDERS[entry.order].has_windows
         shards = job.shards_of(entry) if has_windows else np.empty(0, np.int64)
         build = imported(ORDERS[entry.order].build)
+        workers = workers_of(unit.splittable, threads)
         digests: dict[str, str] = build(entry, idx, shards, places, file, workers)
         idx.require_intact()
         return digests
-    return build_blend(entry, places, file)
+    return build_blend(entry, places, file, blend_workers(entry.size, threads))

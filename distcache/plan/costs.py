@@ -28,6 +28,7 @@ RUN_MEMORY: Final = 2 * UNIT_FULL
 # Buffers of an exchange: numbers, their order, what arrives, and answers.
 LINK_PIECES: Final = 160 << 20
 NO_LINK: Final = 2**32 - 1
+WORKER_STEPS: Final = 2 * BLEND_SLICE  # least steps of a blend for a thread of its own
 SECOND_WORKER: Final = 1.4  # speed of two threads on one section, relative to one
 
 
@@ -44,8 +45,13 @@ Item = SectionPlan | BlendPlan
 
 
 def workers_of(splittable: bool, threads: int) -> int:
-    """Return the threads that build one unit: two for a large section."""
+    """Return the threads that build one section: two for a large one."""
     return 2 if splittable and threads > 1 else 1
+
+
+def blend_workers(steps: int, threads: int) -> int:
+    """Return the threads that draw steps of a blend."""
+    return max(min(threads, steps // WORKER_STEPS), 1)
 
 
 class UnitCosts:
@@ -70,9 +76,13 @@ class UnitCosts:
         self.time = sum(map(time_of, self._members))
 
     def time_with(self, threads: int) -> float:
-        """Return the time with some threads; one unit can use two."""
-        two = workers_of(self._splittable, threads) > 1 and not self._copied
-        return self.time / SECOND_WORKER if two else self.time
+        """Return the time with some threads: a section can use two, a blend all."""
+        first = self._members[0]
+        if self._copied:
+            return self.time
+        if isinstance(first, BlendPlan):
+            return self.time / blend_workers(first.size, threads)
+        return self.time / (SECOND_WORKER if workers_of(self._splittable, threads) > 1 else 1)
 
     @property
     def can_be_linked(self) -> bool:
@@ -95,8 +105,7 @@ class UnitCosts:
         """Return the bytes of memory, without `BASE_MEMORY`."""
         if self._copied:
             return 2 * CHUNK_BYTES
-        workers = workers_of(self._splittable, threads)
-        most = max(_memory(member, workers) for member in self._members)
+        most = max(_memory(member, self._splittable, threads) for member in self._members)
         return most if self._is_large else most + RUN_MEMORY
 
     def slices(self, ranks: int) -> int:
@@ -133,7 +142,7 @@ class UnitCosts:
         return WRITTEN * sum(nbytes_of(*array) for array in item.arrays.values())
 
 
-def _memory(item: Item, workers: int) -> int:
+def _memory(item: Item, splittable: bool, threads: int) -> int:
     if isinstance(item, BlendPlan):
-        return 2 * CHUNK_BYTES
-    return ORDERS[item.order].memory(item, workers)
+        return 2 * CHUNK_BYTES * blend_workers(item.size, threads)
+    return ORDERS[item.order].memory(item, workers_of(splittable, threads))

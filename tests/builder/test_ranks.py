@@ -97,15 +97,25 @@ def blend_bytes(blend_case: dict[str, Any], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 16])
-def test_blends(ranks: int, blend_case: dict[str, Any], blend_bytes: bytes, shared: Path) -> None:
-    """Drawn by all ranks, from estimated states that are verified."""
+def test_blends(
+    ranks: int,
+    blend_case: dict[str, Any],
+    blend_bytes: bytes,
+    shared: Path,
+    limit: Callable[..., None],
+) -> None:
+    """Drawn by all ranks and their threads, from estimated states that are verified."""
+    limit("distcache.plan.costs", WORKER_STEPS=1)
     plan = here.plan(blend_case)
     assert plan.blends[0].size > 3 * BLEND_SLICE
     assert len(assign(plan.items, make_layout(plan.items), ranks).sliced) == 1
-    assert build_by(ranks, blend_case, shared) == blend_bytes
+    assert build_by(ranks, blend_case, shared, threads=1 + ranks % 2) == blend_bytes
 
 
+@pytest.mark.parametrize(("ranks", "threads"), [(3, 1), (1, 3), (2, 2)])
 def test_slices_from_wrong_guesses_are_drawn_again(
+    ranks: int,
+    threads: int,
     blend_case: dict[str, Any],
     blend_bytes: bytes,
     shared: Path,
@@ -113,18 +123,19 @@ def test_slices_from_wrong_guesses_are_drawn_again(
     limit: Callable[..., None],
 ) -> None:
     """From the state with which the slice before has ended, one after the other."""
-    again: list[int] = []
-    original = blends.SplitBlend._draw_again
+    begins: list[Any] = []
+    original = blends._Slice.draw
 
-    def noting(self: blends.SplitBlend) -> None:
-        again.append(self._communicator.rank)
-        original(self)
+    def noting(self: blends._Slice, begin: Any = None) -> None:
+        begins.append(begin)
+        original(self, begin)
 
     limit("distcache.builder.blends", RUN_UP=1)
+    limit("distcache.plan.costs", WORKER_STEPS=1)
     monkeypatch.setattr(blends, "estimate_counts", guess_badly)
-    monkeypatch.setattr(blends.SplitBlend, "_draw_again", noting)
-    assert build_by(3, blend_case, shared) == blend_bytes
-    assert len(again) >= 2
+    monkeypatch.setattr(blends._Slice, "draw", noting)
+    assert build_by(ranks, blend_case, shared, threads=threads) == blend_bytes
+    assert sum(begin is not None for begin in begins) >= 2
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 5])
