@@ -95,19 +95,38 @@ def attention_masks(ends: torch.Tensor | None, rows: int, length: int) -> torch.
     return apart.logical_or_(_causal(length))
 
 
+class BatchLayout:
+    """The tensors of a batch, and how they share one storage.
+
+    Parameters
+    ----------
+    shapes : mapping of str to (tuple of int, torch.dtype)
+        Shape and dtype of each tensor.
+    """
+
+    def __init__(self, shapes: Shapes) -> None:
+        self.shapes = shapes
+        self.places: dict[str, slice] = {}  # bytes of each tensor
+        self.total = 0  # bytes of the storage
+        for name, (shape, dtype) in shapes.items():
+            size = math.prod(shape) * dtype.itemsize
+            self.places[name] = slice(self.total, self.total + size)
+            self.total += -(-size // LINE) * LINE
+
+
 class BatchMemory:
     """Allocates the tensors of batches, and reuses their memory."""
 
     def __init__(self) -> None:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=KEPT)
 
-    def tensors(self, shapes: Shapes, *, batch: bool) -> dict[str, torch.Tensor]:
+    def tensors(self, layout: BatchLayout, *, batch: bool) -> dict[str, torch.Tensor]:
         """Return uninitialized tensors; those of a large batch share one storage.
 
         Parameters
         ----------
-        shapes : mapping of str to (tuple of int, torch.dtype)
-            Shape and dtype of each tensor.
+        layout : BatchLayout
+            Names, shapes and dtypes of the tensors.
         batch : bool
             Whether a worker sends them to the training process as they are. Batches collated from
             single samples are copied, and each block of shared memory takes a descriptor.
@@ -117,20 +136,15 @@ class BatchMemory:
         dict of str to Tensor
             Tensors by the same names.
         """
-        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
-        total = sum(-(-size // LINE) * LINE for size in sizes.values())
+        shapes = layout.shapes.items()
         shared = batch and get_worker_info() is not None
-        if total < LARGE and not shared:
-            return {
-                name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()
-            }
-        memory = _shared(total) if shared else self._take(total)
-        tensors, begin = {}, 0
-        for name, (shape, dtype) in shapes.items():
-            piece = memory[begin : begin + sizes[name]]
-            tensors[name] = piece.view(dtype).view(shape)
-            begin += -(-sizes[name] // LINE) * LINE
-        return tensors
+        if layout.total < LARGE and not shared:
+            return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes}
+        memory = _shared(layout.total) if shared else self._take(layout.total)
+        return {
+            name: memory[layout.places[name]].view(dtype).view(shape)
+            for name, (shape, dtype) in shapes
+        }
 
     def _take(self, size: int) -> torch.Tensor:
         try:

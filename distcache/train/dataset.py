@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils.data import Dataset
 
-from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
+from distcache.train.batch import BatchLayout, BatchMemory, BatchRow, attention_masks, rows_of
 from distcache.train.reading import SampleReader
 from distcache.train.sample_arrays import SampleDataset
 from distcache.train.split import OpenSplit
@@ -50,11 +50,15 @@ class CachedDataset(SampleDataset, Dataset[dict[str, torch.Tensor]]):
 
     def _read(self, indices: Sequence[int | None], *, whole: bool) -> dict[str, torch.Tensor]:
         """Read samples into new tensors, a row each; `whole` if they stay together as a batch."""
-        shapes = {
-            name: (shape, getattr(torch, kind))
-            for name, (shape, kind) in self._shapes(len(indices)).items()
-        }
-        batch = self._memory.tensors(shapes, batch=whole)
+        self._here()  # of this process are also the layouts
+        layout = self._layouts.get(len(indices))
+        if layout is None:
+            shapes = self._shapes(len(indices)).items()
+            layout = BatchLayout(
+                {name: (size, getattr(torch, kind)) for name, (size, kind) in shapes}
+            )
+            self._layouts[len(indices)] = layout
+        batch = self._memory.tensors(layout, batch=whole)
         arrays = {name: values.numpy() for name, values in batch.items()}
         rows, length = batch["tokens"].shape
         ends: torch.Tensor | None = None
@@ -68,4 +72,5 @@ class CachedDataset(SampleDataset, Dataset[dict[str, torch.Tensor]]):
 
     def _make_reader(self, split: OpenSplit) -> SampleReader:
         self._memory = BatchMemory()  # of this process
+        self._layouts: dict[int, BatchLayout] = {}  # by the number of samples
         return super()._make_reader(split)

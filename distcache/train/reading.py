@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distcache.cache.mapped_section import map_section
 from distcache.corpus.ancestry import documents_of
+from distcache.corpus.idx import ITEM_TYPES
 from distcache.errors import CacheCorrupt, CorpusError
 from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_ranges, read_samples, trace_parts
@@ -23,6 +24,14 @@ from distcache.train.token_files import FILES_PER_READER, File, TokenFiles
 from distcache.train.token_places import Located, TokenPlaces, cut_by_files, locate, whole_files
 
 Arrays = dict[str, NDArray[Any]]
+
+
+class _LocalSection(NamedTuple):
+    """A section whose tokens are in one file, which no fetcher reads, and have no loss mask."""
+
+    section: Section
+    file: File
+    is_signed: bool  # whether tokens may be negative
 
 
 class SampleReader:
@@ -42,6 +51,7 @@ class SampleReader:
         self._files = TokenFiles()
         self._lock = threading.Lock()
         self._sections: dict[int, tuple[OpenMember, Section]] = {}
+        self._local_sections: dict[int, _LocalSection | None] = {}
         self._fetching = Fetching(split.files.fetch_client)
         self._faults = -1  # differs from the count: the cache may be damaged already
 
@@ -86,22 +96,76 @@ class SampleReader:
         with self._lock:
             if self._faults < 0:  # before anything is mapped, which a damaged cache would forget
                 self._require_intact()
-            sections = [self._section(member) for member in members]
-            places = [self.split.member(member).places for member in members]
-            has_masks = any(known.loss for known in places)
-            most = FILES_PER_READER // 2 if has_masks else FILES_PER_READER
-            for rows, where in cut_by_files(self._locate(places, sections, samples), most):
-                with self._fetching.open(fetched_ranges(where)) as fetched:
-                    losses = [known.loss for known in places[rows]]
-                    self._read_rows(
-                        sections[rows], samples[rows], rows.start, where, arrays, fetched, losses
-                    )
-                self._fetching.end(readings[rows])
+            local = [
+                self._local_sections[member]
+                if member in self._local_sections
+                else self._local_section(member)
+                for member in members
+            ]
+            if self._read_local(local, samples, arrays):
+                self._fetching.end(readings)
+            else:
+                self._read_anywhere(members, samples, arrays, readings)
             if MappedFile.faults() != self._faults:
                 self._require_intact()
-            tokens = arrays["tokens"][: len(members)]
-            if tokens.size and tokens.min() < 0:
-                raise self._negative(members, samples, tokens)
+            if any(own is None or own.is_signed for own in local):
+                tokens = arrays["tokens"][: len(members)]
+                if tokens.size and tokens.min() < 0:
+                    raise self._negative(members, samples, tokens)
+
+    def _local_section(self, number: int) -> _LocalSection | None:
+        """Return a section if `_read_local` can read it."""
+        section, member = self._section(number), self.split.member(number)
+        places, found = member.places, None
+        if places.begins is None and not places.are_fetched and places.loss is None:
+            is_signed = ITEM_TYPES[member.idx.type_code].kind == "i"
+            found = _LocalSection(section, places.files[0], is_signed)
+        self._local_sections[number] = found
+        return found
+
+    def _read_local(
+        self, sections: Sequence[_LocalSection | None], samples: NDArray[np.int64], arrays: Arrays
+    ) -> bool:
+        """Fill a batch by one call of the kernel; return whether all of it was read.
+
+        What was not is read again by `_read_anywhere`, which retries, and names what is wrong.
+        """
+        known = [own for own in sections if own is not None]
+        if len(known) < len(sections) or len(sections) > FILES_PER_READER:
+            return False
+        try:
+            count, error, *_ = read_samples(
+                [own.section for own in known],
+                samples,
+                np.array(self._files.descriptors([own.file for own in known]), np.int32),
+                np.arange(len(known) + 1),
+                0,
+                self._rules,
+                **arrays,
+            )
+        except (OSError, IndexError):
+            return False
+        return not error and count == len(known)
+
+    def _read_anywhere(
+        self,
+        members: Sequence[int],
+        samples: NDArray[np.int64],
+        arrays: Arrays,
+        readings: Sequence[tuple[int, int] | None],
+    ) -> None:
+        """Fill a batch of tokens in any places, with their loss masks."""
+        sections = [self._section(member) for member in members]
+        places = [self.split.member(member).places for member in members]
+        has_masks = any(known.loss for known in places)
+        most = FILES_PER_READER // 2 if has_masks else FILES_PER_READER
+        for rows, where in cut_by_files(self._locate(places, sections, samples), most):
+            with self._fetching.open(fetched_ranges(where)) as fetched:
+                losses = [known.loss for known in places[rows]]
+                self._read_rows(
+                    sections[rows], samples[rows], rows.start, where, arrays, fetched, losses
+                )
+            self._fetching.end(readings[rows])
 
     def fetched_ranges(
         self, members: NDArray[np.int16], samples: NDArray[np.int64]
@@ -213,6 +277,7 @@ class SampleReader:
         """Refuse what was read from a damaged mapping; all files are reopened next time."""
         faults = MappedFile.faults()
         used, self._sections = self._sections, {}
+        self._local_sections = {}
         self.split.require_intact()
         for member, _ in used.values():  # another thread may have made the split forget them
             member.idx.require_intact()

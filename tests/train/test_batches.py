@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import distcache
 from distcache.errors import ConfigError
-from distcache.train.batch import LARGE, BatchMemory
+from distcache.train.batch import LARGE, BatchLayout, BatchMemory
 from tests.support import here
 from tests.train.test_rows import count_of, fields_of, write_rows
 
@@ -138,12 +138,12 @@ SHAPES = {"tokens": ((3, LARGE), torch.int64), "mask": ((3, 5), torch.float32)}
 def test_what_is_held_stays() -> None:
     """What is held stays, even if only a part of one tensor is, as an array of NumPy."""
     memory = BatchMemory()
-    batch = memory.tensors(SHAPES, batch=True)
+    batch = memory.tensors(BatchLayout(SHAPES), batch=True)
     batch["tokens"].fill_(7)
     held = batch["tokens"][0].numpy()
     del batch
     for _ in range(6):
-        for tensor in memory.tensors(SHAPES, batch=True).values():
+        for tensor in memory.tensors(BatchLayout(SHAPES), batch=True).values():
             tensor.fill_(0)
     assert (held == 7).all()
 
@@ -151,19 +151,19 @@ def test_what_is_held_stays() -> None:
 def test_what_is_dropped_comes_back() -> None:
     """What is dropped comes back to the next batch of the same size."""
     memory = BatchMemory()
-    first = memory.tensors(SHAPES, batch=True)
+    first = memory.tensors(BatchLayout(SHAPES), batch=True)
     place = first["tokens"].data_ptr()
     del first
-    assert memory.tensors(SHAPES, batch=True)["tokens"].data_ptr() == place
+    assert memory.tensors(BatchLayout(SHAPES), batch=True)["tokens"].data_ptr() == place
 
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_sizes_may_change(rows: int) -> None:
     """Sizes may change, and tensors do not overlap."""
     memory = BatchMemory()
-    memory.tensors(SHAPES, batch=True)
+    memory.tensors(BatchLayout(SHAPES), batch=True)
     shapes = {"a": ((rows, LARGE), torch.int64), "b": ((rows, LARGE + 1), torch.int32)}
-    batch = memory.tensors(shapes, batch=True)
+    batch = memory.tensors(BatchLayout(shapes), batch=True)
     batch["a"].fill_(1)
     batch["b"].fill_(2)
     assert (batch["a"] == 1).all()
@@ -180,7 +180,9 @@ class Numbers(Dataset[torch.Tensor]):
         return 40
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        tensors = self.memory.tensors({"x": ((len(indices), LARGE), torch.int32)}, batch=True)
+        tensors = self.memory.tensors(
+            BatchLayout({"x": ((len(indices), LARGE), torch.int32)}), batch=True
+        )
         for row, index in zip(tensors["x"], indices, strict=True):
             row.fill_(index)
         return list(tensors["x"])
