@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -207,6 +207,34 @@ class Entries:
         last = min(end, self.end) - self.begin
         if first < last:
             self._memory.release(first, last)
+
+
+class LaterEntries(Entries):
+    """Entries that are made when they are first read, when others have been released.
+
+    Parameters
+    ----------
+    begin, end : int
+        Their positions.
+    make : callable
+        Returns their memory.
+    """
+
+    def __init__(self, begin: int, end: int, make: Callable[[], EntryMemory]) -> None:
+        self.begin, self.end = begin, end
+        self._make: Callable[[], EntryMemory] | None = make
+
+    def read(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Return the entries of positions [begin, end), a view."""
+        if self._make is not None:
+            make, self._make = self._make, None
+            super().__init__(self.begin, make())
+        return super().read(begin, end)
+
+    def release(self, begin: int, end: int) -> None:
+        """Release the memory of positions [begin, end), which will not be read again."""
+        if self._make is None:
+            super().release(begin, end)
 
 
 def read_across(parts: Sequence[Entries], begin: int, end: int) -> NDArray[np.int64]:

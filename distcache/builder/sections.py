@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +14,7 @@ from distcache.builder.arrays import ArrayWriter, write_in_chunks
 from distcache.builder.entries import (
     Entries,
     EntryMemory,
+    LaterEntries,
     documents_of,
     fill_passes,
     read_across,
@@ -67,38 +67,53 @@ def build_section(
     dict of str to str
         The digest of each array.
     """
-    pivot = pivot_of(section, workers)
+    memory = EntryMemory(section.first_documents)
+    if workers < 2:
+        return _build_alone(section, idx, memory, places, file)
+    pivot, upper = pivot_of(section, workers), memory.values
 
     def rest(generator: Mt19937) -> Rest:
         lower = shuffle_lower(pivot, generator)
         last = shuffle_last(section, idx, generator)
-        samples = shuffle_samples(section, generator)
-        return lower, last, write_in_chunks(file, places["shuffle_index"], samples).finish()
+        return lower, last, _write_shuffle(section, generator, places, file)
 
-    memory = EntryMemory(section.first_documents)
-    upper = memory.values
-    with contextlib.ExitStack() as stack:
-        in_order: InOrder = map
-        if workers < 2:
-            generator = Mt19937(section.seed)
-            fill_passes(section, idx, upper, 0)
-            shuffle_upper(pivot, upper, generator)
-            lower, last, shuffle_digest = rest(generator)
-            del generator  # with the memory of its shuffles, which the page cache needs now
-        else:
-            helper = stack.enter_context(ThreadPoolExecutor(1))
-            in_order = partial(_one_ahead, helper)
-            half = upper.size // 2
-            filled = helper.submit(fill_passes, section, idx, upper[half:], half)
-            fill_passes(section, idx, upper[:half], 0)
-            filled.result()
-            done = helper.submit(lambda: rest(skip_upper(section, pivot)))
-            shuffle_upper(pivot, upper, Mt19937(section.seed))
-            lower, last, shuffle_digest = done.result()
+    with ThreadPoolExecutor(1) as helper:
+        half = upper.size // 2
+        filled = helper.submit(fill_passes, section, idx, upper[half:], half)
+        fill_passes(section, idx, upper[:half], 0)
+        filled.result()
+        done = helper.submit(lambda: rest(skip_upper(section, pivot)))
+        shuffle_upper(pivot, upper, Mt19937(section.seed))
+        lower, last, shuffle_digest = done.result()
         parts = (Entries(0, memory, lower), Entries(upper.size, last))
-        return cut_section(section, parts, places, file, in_order) | {
-            "shuffle_index": shuffle_digest
-        }
+        cut = cut_section(section, parts, places, file, partial(_one_ahead, helper))
+    return cut | {"shuffle_index": shuffle_digest}
+
+
+def _build_alone(
+    section: SectionPlan,
+    idx: Idx,
+    memory: EntryMemory,
+    places: dict[str, ArrayPlace],
+    file: UnfinishedFile,
+) -> dict[str, str]:
+    """Build a section by one thread: the last pass is shuffled when the others are written."""
+    generator = Mt19937(section.seed)
+    fill_passes(section, idx, memory.values, 0)
+    shuffle_upper(0, memory.values, generator)
+    last = LaterEntries(
+        section.first_documents, section.documents, lambda: shuffle_last(section, idx, generator)
+    )
+    cut = cut_section(section, (Entries(0, memory), last), places, file, map)
+    return cut | {"shuffle_index": _write_shuffle(section, generator, places, file)}
+
+
+def _write_shuffle(
+    section: SectionPlan, generator: Mt19937, places: dict[str, ArrayPlace], file: UnfinishedFile
+) -> str:
+    """Write the shuffle index, and return its digest."""
+    samples = shuffle_samples(section, generator)
+    return write_in_chunks(file, places["shuffle_index"], samples).finish()
 
 
 def cut_section(

@@ -48,6 +48,11 @@ def shuffle_space(values: int) -> int:
 
 def memory_of_megatron(section: SectionPlan, workers: int) -> int:
     """Return the bytes of a rank that builds a section in Megatron's order (`builder.sections`)."""
+    first, last = section.first_documents, section.documents - section.first_documents
+    if workers < 2:  # passes before the last one are written before that is shuffled, and so on
+        held = max(ENTRY_BYTES * max(first, last), _shuffle_bytes(section))
+        space = shuffle_space(max(first, last, section.shuffled_samples))
+        return held + space + 4 * CHUNK_BYTES
     lower = _lower_memory(pivot_of(section, workers))
     # Each worker has a generator, with memory for the largest of its shuffles.
     space = workers * shuffle_space(max(section.documents, section.shuffled_samples))
