@@ -36,7 +36,7 @@ def blends() -> dict[str, tuple[NDArray[np.float64], int]]:
     random = np.random.default_rng(0)
     weights = {
         f"{count:,} corpora, log-normal": random.lognormal(0, 1.5, count)
-        for count in (5000, 800, 128, 16, 8, 2)
+        for count in (5000, 800, 97, 60, 30, 11, 5, 3, 2)
     }
     weights["800 corpora, equal"] = np.ones(800)
     weights["1 corpus"] = np.ones(1)
