@@ -140,9 +140,9 @@ def build_blend(
     dict of str to str
         The digest of each array.
     """
-    share = _Share(blend, range(blend.size), places, file, workers)
-    share.draw()
-    return {name: joined_digest([leaves]) for name, leaves in share.leaves().items()}
+    own = _Slices(blend, range(blend.size), places, file, workers)
+    own.draw()
+    return {name: joined_digest([leaves]) for name, leaves in own.leaves().items()}
 
 
 def write_steps(
@@ -209,7 +209,7 @@ class _Slice:
         self.end = np.array(blender.taken, np.int64)
 
 
-class _Share:
+class _Slices:
     """Steps of a blend that one rank makes, a slice by each thread.
 
     Parameters
@@ -289,7 +289,7 @@ class SplitBlend:
         bounds = slice_bounds(blend.size, job.communicator.size, BLEND_SLICE)
         steps = range(bounds[job.communicator.rank], bounds[job.communicator.rank + 1])
         workers = blend_workers(len(steps), threads)
-        self._share = _Share(blend, steps, job.places(item), file, workers)
+        self._own = _Slices(blend, steps, job.places(item), file, workers)
 
     def build(self) -> dict[str, str]:
         """Draw and write the blend. Collective.
@@ -300,22 +300,22 @@ class SplitBlend:
             The digest of each array, on all ranks.
         """
         communicator = self._communicator
-        on_all_ranks(communicator, self._share.draw, "drawing a blend")
+        on_all_ranks(communicator, self._own.draw, "drawing a blend")
         # Each round at least the first wrong share becomes valid; in general all do.
         while wrong := self._wrong_ranks():
             begin = self._exchange_end_states(wrong)
             again = partial(self._draw_again, begin)
             on_all_ranks(communicator, again, "drawing slices of a blend again")
-        return joined_digests(communicator, self._share.leaves())
+        return joined_digests(communicator, self._own.leaves())
 
     def _draw_again(self, begin: NDArray[np.int64] | None) -> None:
         """Draw the share from the end state of the share before it, if it began elsewhere."""
         if begin is not None:
-            self._share.draw(begin)
+            self._own.draw(begin)
 
     def _wrong_ranks(self) -> list[int]:
         """Return the ranks whose begin differs from the end of the share before. Collective."""
-        states = (self._share.begin, self._share.end)
+        states = (self._own.begin, self._own.end)
         mine = tuple(xxhash.xxh3_128_hexdigest(state.tobytes()) for state in states)
         shares = self._communicator.allgather(mine, tuple[str, str], "states of a blend")
         pairs = itertools.pairwise(shares)
@@ -324,9 +324,9 @@ class SplitBlend:
     def _exchange_end_states(self, ranks: Sequence[int]) -> NDArray[np.int64] | None:
         """Send some ranks the end state of the rank before, and return one's own. Collective."""
         me, begin = self._communicator.rank, None
-        sends = [Message(me + 1, self._share.end)] if me + 1 in ranks else []
+        sends = [Message(me + 1, self._own.end)] if me + 1 in ranks else []
         if me in ranks:
-            begin = np.empty_like(self._share.begin)
+            begin = np.empty_like(self._own.begin)
         receives = [] if begin is None else [Message(me - 1, begin)]
         self._communicator.exchange(sends, receives, "states of a blend")
         return begin

@@ -215,7 +215,7 @@ class LaterEntries(Entries):
     Parameters
     ----------
     begin, end : int
-        Their positions.
+        Positions of the first entry, and after the last one.
     make : callable
         Returns their memory.
     """
