@@ -191,6 +191,18 @@ std::vector<Case> cases() {
         {"blend of 800", of_weights(800)},
         {"blend of 800 equals",
          [] { return blend(Blender(std::vector<double>(800, 1.0 / 800), separate, plain), 1000); }},
+        {"exhaustive blend of 8 in pieces",
+         [] {
+             auto blender = std::make_shared<Blender>(
+                 Blender::exhaustive(std::vector<std::int64_t>(8, 10'000), separate, plain));
+             auto corpora = std::make_shared<std::vector<std::int16_t>>(10);
+             auto samples = std::make_shared<std::vector<std::int64_t>>(10);
+             return [=] {
+                 for (int piece = 0; piece < 100; ++piece) {
+                     blender->next(*corpora, *samples);
+                 }
+             };
+         }},
         {"blend of 8 in lanes", of_weights(8, 140'000, Instructions::avx2)},
         {"blend of 800 in registers", of_weights(800, 1000, Instructions::avx2)},
         {"shuffle in caches", [] { return shuffled(20000, one_region); }},

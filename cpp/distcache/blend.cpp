@@ -1,7 +1,6 @@
 #include "distcache/blend.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cassert>
 #include <cstddef>
 #include <numeric>
@@ -18,12 +17,14 @@ using blending::factor;
 using blending::lanes;
 using blending::padded_size;
 
-constexpr std::size_t most_at_once = 32;  // corpora that are compared in every step, in registers
-constexpr std::int64_t window_steps =
-    24;  // longer windows have more candidates, shorter are sifted more
-constexpr std::int64_t near_steps = 512;  // for which corpora are near
-constexpr double near_margins = 8;        // by which the bound may fall until then
-constexpr std::int64_t scratch_size = 4096;
+// Corpora that are compared in every step, in registers; more are faster in windows.
+constexpr std::size_t most_at_once = 32;
+static_assert(blending::most_in_lanes <= most_at_once, "what does not meet is run among all");
+// Longer windows have more candidates, shorter ones are sifted more often.
+constexpr std::int64_t window_steps = 24;
+constexpr std::int64_t near_steps = 512;        // for which corpora are near
+constexpr double near_margins = 8;              // by which the bound may fall until then
+constexpr std::int64_t scratch_size = 1 << 18;  // steps, of which stretches are worth their run-up
 constexpr std::int64_t most_steps = std::int64_t{1} << 62;
 constexpr double no_bound = std::numeric_limits<double>::lowest();
 constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -85,6 +86,10 @@ void BlendCorpora::copy(const BlendCorpora& others, std::span<const std::int32_t
         sizes[k] = others.sizes[place];
         corpora[k] = others.corpora[place];
     }
+    pad();
+}
+
+void BlendCorpora::pad() {
     for (std::size_t k = size; k < padded_size(size); ++k) {
         weights[k] = 0;
         counts[k] = infinity;
@@ -126,8 +131,9 @@ void Blender::next(std::span<std::int16_t> corpora, std::span<std::int64_t> samp
 }
 
 void Blender::skip(std::int64_t steps) {
-    std::array<std::int16_t, scratch_size> corpora;
-    std::array<std::int64_t, scratch_size> samples;
+    const std::int64_t room = std::min(scratch_size, steps);
+    std::vector<std::int16_t> corpora(static_cast<std::size_t>(std::max(room, std::int64_t{0})));
+    std::vector<std::int64_t> samples(corpora.size());
     for (std::int64_t done = 0; done < steps; done += scratch_size) {
         run(std::min(scratch_size, steps - done), corpora.data(), samples.data());
     }
@@ -185,8 +191,10 @@ void Blender::drop_spent() {
             all_.taken[static_cast<std::size_t>(active_.corpora[k])] = active_.taken[k];
         }
     }
-    active_.copy(active_, std::span(places_).first(kept));
-    period_ = -1;
+    if (kept < active_.size) {
+        active_.copy(active_, std::span(places_).first(kept));
+        period_ = -1;
+    }
 }
 
 void Blender::run(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples) {
@@ -256,10 +264,7 @@ void Blender::find_near() {
         near_.weights[k] = active_.weights[place];
         near_.counts[k] = active_.counts[place];
     }
-    for (std::size_t k = near_.size; k < padded_size(near_.size); ++k) {
-        near_.weights[k] = 0;
-        near_.counts[k] = infinity;
-    }
+    near_.pad();
 }
 
 void Blender::put_back() {
@@ -269,45 +274,44 @@ void Blender::put_back() {
     near_.size = 0;
 }
 
-std::int64_t Blender::run_candidates(std::int64_t steps, std::int16_t* corpora,
-                                     std::int64_t* samples) {
+std::size_t Blender::find_candidates(std::int64_t steps) {
     const auto kernels = blending::kernels(instructions_, arithmetic_);
-    if (near_.size == 0 || step_ >= near_end_ || bound_ < floor_) {
-        find_near();
-    }
-    const std::int64_t wanted = std::min({window_steps, steps, near_end_ - step_});
     std::size_t found =
         kernels.reaching(near_.weights.data(), near_.counts.data(), padded_size(near_.size),
-                         factor(step_ + wanted - 1), bound_, places_.data());
+                         factor(step_ + steps - 1), bound_, places_.data());
     if (found > most_at_once) {
-        found = drop_ties(near_, std::span(places_).first(found), wanted);
+        found = drop_ties(near_, std::span(places_).first(found), steps);
     }
-    const auto places = std::span<const std::int32_t>(places_).first(found);
-    const auto active_place = [&](std::int32_t place) {
-        return static_cast<std::size_t>(near_places_[static_cast<std::size_t>(place)]);
-    };
     candidates_.size = found;
     for (std::size_t k = 0; k < found; ++k) {
-        const auto near = static_cast<std::size_t>(places[k]);
-        const std::size_t place = active_place(places[k]);
+        const auto near = static_cast<std::size_t>(places_[k]);
+        const auto place = static_cast<std::size_t>(near_places_[near]);
         candidates_.weights[k] = near_.weights[near];
         candidates_.counts[k] = near_.counts[near];
         candidates_.taken[k] = active_.taken[place];
         candidates_.sizes[k] = active_.sizes[place];
         candidates_.corpora[k] = active_.corpora[place];
     }
-    for (std::size_t k = found; k < padded_size(found); ++k) {
-        candidates_.weights[k] = 0;
-        candidates_.counts[k] = infinity;
+    candidates_.pad();
+    return found;
+}
+
+std::int64_t Blender::run_candidates(std::int64_t steps, std::int16_t* corpora,
+                                     std::int64_t* samples) {
+    if (near_.size == 0 || step_ >= near_end_ || bound_ < floor_) {
+        find_near();
     }
+    const std::int64_t wanted = std::min({window_steps, steps, near_end_ - step_});
+    const std::size_t found = find_candidates(wanted);
     auto window = window_of(candidates_, bound_, step_, wanted, corpora, samples);
     if (found > 0) {
-        kernels.run(window);
+        blending::kernels(instructions_, arithmetic_).run(window);
     }
     bool spent = false;
     for (std::size_t k = 0; k < found; ++k) {
-        near_.counts[static_cast<std::size_t>(places[k])] = candidates_.counts[k];
-        active_.taken[active_place(places[k])] = candidates_.taken[k];
+        const auto near = static_cast<std::size_t>(places_[k]);
+        near_.counts[near] = candidates_.counts[k];
+        active_.taken[static_cast<std::size_t>(near_places_[near])] = candidates_.taken[k];
         spent = spent || candidates_.taken[k] == candidates_.sizes[k];
     }
     const std::int64_t done = window.step - step_;

@@ -39,6 +39,8 @@ struct BlendCorpora {
     void resize(std::size_t count);
     /// Copy the corpora at these places of others; they may be these.
     void copy(const BlendCorpora& others, std::span<const std::int32_t> places);
+    /// Pad the weights and counts of `size` corpora.
+    void pad();
 };
 
 /// How `weight * step - taken` is computed: rounded after the product and after the difference, as
@@ -65,7 +67,7 @@ enum class Arithmetic { separate, fused };
 /// stretch counts if it began in the state in which the one before it has ended.
 class Blender {
 public:
-    /// Blend by weight without end.
+    /// Blend by weight without end. Requires finite weights that are not negative.
     explicit Blender(std::span<const double> weights, Arithmetic arithmetic = Arithmetic::separate,
                      Instructions instructions = best_instructions());
 
@@ -104,6 +106,7 @@ private:
     std::int64_t run_in_lanes(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
     std::int64_t run_candidates(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
     void find_near();
+    std::size_t find_candidates(std::int64_t steps);
     void put_back();
     void move_bound(double lowest, std::int64_t done, std::int64_t wanted);
     void drop_spent();
@@ -112,7 +115,7 @@ private:
     Instructions instructions_;
     BlendCorpora all_;         // all corpora; counts are current only for those that are spent
     BlendCorpora active_;      // that are not spent
-    BlendCorpora near_;        // weights and counts of those that may win before `near_end_`
+    BlendCorpora near_;        // of those that may win before `near_end_`: only weights and counts
     BlendCorpora candidates_;  // that may win within a window
     std::vector<std::int32_t> places_;       // of candidates, or of the active that are kept
     std::vector<std::int32_t> near_places_;  // of those that are near, among the active

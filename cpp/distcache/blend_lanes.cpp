@@ -19,8 +19,7 @@ constexpr std::size_t block = 64;  // steps between two transpositions
 // A corpus and how often it has been taken, in one double between 2^52 and 2^53, whose bits are
 // those of an integer: 6 of the corpus, 46 of the count. So one selection finds both, no two
 // corpora have an equal double, and what is above the count is subtracted exactly.
-constexpr int count_bits = 46;
-constexpr std::int64_t count_mask = (std::int64_t{1} << count_bits) - 1;
+constexpr std::int64_t count_mask = most_taken - 1;
 constexpr std::int64_t exponent = std::bit_cast<std::int64_t>(4503599627370496.0);
 
 constexpr std::int64_t bits_of(std::size_t corpus, std::int64_t count) {
@@ -174,6 +173,7 @@ bool has_lanes(Instructions instructions) {
 
 void run_lanes(const Lanes& lanes, Arithmetic arithmetic) {
     assert(2 <= lanes.corpora && lanes.corpora <= most_in_lanes);
+    assert(lanes.first.back() <= most_taken - lanes.steps);
     arithmetic == Arithmetic::fused ? run_any<Arithmetic::fused>(lanes)
                                     : run_any<Arithmetic::separate>(lanes);
 }

@@ -10,6 +10,9 @@ namespace distcache::blending {
 
 inline constexpr std::size_t stretches = 8;       // that are run side by side
 inline constexpr std::size_t most_in_lanes = 32;  // corpora; more are faster in windows
+inline constexpr int count_bits = 46;             // of how often a corpus has been taken
+inline constexpr std::int64_t most_taken = std::int64_t{1} << count_bits;
+static_assert(most_in_lanes <= 64, "6 bits are left for the corpus");
 
 /// Stretches of a blend, each from a state of its own, one in each lane of vectors.
 ///
@@ -28,7 +31,8 @@ struct Lanes {
 /// Whether `run_lanes` can be called.
 bool has_lanes(Instructions instructions);
 
-/// Runs all stretches. Requires 2 to `most_in_lanes` corpora, which are taken less than 2^46 times.
+/// Runs all stretches. Requires 2 to `most_in_lanes` corpora, and that no step reaches
+/// `most_taken`.
 void run_lanes(const Lanes& lanes, Arithmetic arithmetic);
 
 }  // namespace distcache::blending

@@ -87,6 +87,9 @@ std::int64_t Blender::steps_before_lanes() {
 
 std::int64_t Blender::run_in_lanes(std::int64_t steps, std::int16_t* corpora,
                                    std::int64_t* samples) {
+    if (step_ > blending::most_taken - steps) {
+        return 0;
+    }
     std::int64_t each = steps / static_cast<std::int64_t>(stretches);
     each -= period_ > 0 ? each % period_ : 0;
     if (each < (period_ > 0 ? shortest_periods : shortest)) {

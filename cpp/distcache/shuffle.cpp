@@ -82,22 +82,18 @@ static_assert((narrow_max + 1) >> partitioning_of<std::int64_t>.region_bits <
                   PartitionedShuffle<std::int64_t>::most_regions,
               "regions are told apart by 16 bits");
 
-template <class T>
-Partitioning default_partitioning(std::uint64_t size) {
-    static const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 where it is not known
-    Partitioning found = partitioning_of<T>;
-    const bool small = 0 < cache && cache < static_cast<long>(sizeof(T) << found.region_bits);
-    const bool few = size >> (found.region_bits - 1) < PartitionedShuffle<T>::most_regions;
-    found.region_bits -= small && few ? 1 : 0;
-    return found;
+long second_cache() {
+    static const long size = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    return size;
 }
 
 // Blocks of steps while there are more values than the caches hold; returns how many are left.
 template <class T>
 std::uint64_t shuffle_partitioned(T* values, std::uint64_t size, std::uint64_t stop,
                                   Mt19937& generator, const ShuffleOptions& options) {
-    const Partitioning partitioning =
-        options.partitioning != nullptr ? *options.partitioning : default_partitioning<T>(size);
+    const Partitioning partitioning = options.partitioning != nullptr
+                                          ? *options.partitioning
+                                          : partitioning_for<T>(size, second_cache());
     if (size <= std::max(partitioning.smallest, stop)) {
         return size;
     }
@@ -116,6 +112,15 @@ std::uint64_t shuffle_partitioned(T* values, std::uint64_t size, std::uint64_t s
 }
 
 }  // namespace
+
+template <class T>
+Partitioning partitioning_for(std::uint64_t size, long cache) {
+    Partitioning found = partitioning_of<T>;
+    const bool small = 0 < cache && cache < static_cast<long>(sizeof(T) << found.region_bits);
+    const bool few = size >> (found.region_bits - 1) < PartitionedShuffle<T>::most_regions;
+    found.region_bits -= small && few ? 1 : 0;
+    return found;
+}
 
 template <class T>
 void shuffle(std::span<T> values, std::uint64_t stop, Mt19937& generator,
@@ -178,6 +183,9 @@ template void gather(std::span<const std::int64_t>, std::span<const std::int32_t
                      std::span<std::int64_t>);
 template void gather(std::span<const std::int64_t>, std::span<const std::int64_t>,
                      std::span<std::int64_t>);
+template Partitioning partitioning_for<std::int32_t>(std::uint64_t, long);
+template Partitioning partitioning_for<std::uint32_t>(std::uint64_t, long);
+template Partitioning partitioning_for<std::int64_t>(std::uint64_t, long);
 template void shuffle(std::span<std::int32_t>, std::uint64_t, Mt19937&, const ShuffleOptions&);
 template void shuffle(std::span<std::uint32_t>, std::uint64_t, Mt19937&, const ShuffleOptions&);
 template void shuffle(std::span<std::int64_t>, std::uint64_t, Mt19937&, const ShuffleOptions&);

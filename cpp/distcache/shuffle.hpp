@@ -19,7 +19,7 @@ namespace distcache {
 /// computed at the same time, by a generator that has skipped the first, on positions.
 
 /// How a shuffle that is larger than the caches is partitioned: into fewer than 65,535 regions.
-/// What its lists take is foreseen by `distcache.plan.costs`.
+/// What its lists take is foreseen by `distcache.plan.memory`.
 struct Partitioning {
     unsigned region_bits;    ///< 2^region_bits values are a region, which fits into the cache
     std::uint64_t fraction;  ///< a block has 1/fraction of the steps that are left
@@ -28,11 +28,14 @@ struct Partitioning {
     std::size_t list = 0;  ///< parcels that a list holds, above 512; 0: as many as are expected
 };
 
-/// Where a core's second cache is at least as large as a region; elsewhere regions are half as
-/// large.
+/// For cores whose second cache holds a region; `partitioning_for` has regions for smaller ones.
 template <class T>
 inline constexpr Partitioning partitioning_of =
     sizeof(T) == 4 ? Partitioning{18, 8, 1 << 22} : Partitioning{17, 8, 1 << 21};
+
+/// For values of a size, on a core with a second cache of so many bytes; 0 if that is not known.
+template <class T>
+Partitioning partitioning_for(std::uint64_t size, long cache);
 
 /// What a shuffle may be told. The memory of `space` is used again by the next shuffle.
 struct ShuffleOptions {
@@ -64,6 +67,8 @@ extern template void gather(std::span<const std::int64_t>, std::span<const std::
                             std::span<std::int64_t>);
 extern template void gather(std::span<const std::int64_t>, std::span<const std::int64_t>,
                             std::span<std::int64_t>);
+extern template Partitioning partitioning_for<std::int32_t>(std::uint64_t, long);
+extern template Partitioning partitioning_for<std::int64_t>(std::uint64_t, long);
 extern template void shuffle(std::span<std::int32_t>, std::uint64_t, Mt19937&,
                              const ShuffleOptions&);
 extern template void shuffle(std::span<std::uint32_t>, std::uint64_t, Mt19937&,

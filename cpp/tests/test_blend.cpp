@@ -145,6 +145,38 @@ TEST_CASE("stretches that meet, and those that do not, make the greedy blend") {
     }
 }
 
+TEST_CASE("a blend continues from any state, also beyond the counts of stretches") {
+    const std::vector<double> weights{0.21337, 0.2, 0.2, 0.2, 0.18663};
+    constexpr std::size_t size = 140'000;
+    for (const int power : {10, 43, 45, 46, 50}) {
+        const std::vector<std::int64_t> taken(weights.size(), std::int64_t{1} << power);
+        std::vector<Blend> found;
+        for (const auto instructions : available_instructions()) {
+            Blender blender(weights, Arithmetic::separate, instructions);
+            blender.resume(taken);
+            found.push_back(in_pieces(blender, size, size));
+            REQUIRE(found.back() == found.front());
+        }
+        REQUIRE(*std::min_element(found[0].samples.begin(), found[0].samples.end()) >= taken[0]);
+    }
+}
+
+TEST_CASE("weights that do not add up to one, and one more corpus than stretches take") {
+    constexpr std::size_t size = 140'000;
+    std::mt19937 random(13);
+    for (const double sum : {0.5, 3.0}) {
+        for (const std::size_t count : {3u, 33u}) {
+            auto weights = random_weights(random, count);
+            std::for_each(weights.begin(), weights.end(), [&](double& weight) { weight *= sum; });
+            const auto expected = slow_blend(weights, size, Arithmetic::separate);
+            for (const auto instructions : available_instructions()) {
+                const Blender blender(weights, Arithmetic::separate, instructions);
+                REQUIRE(in_pieces(blender, size, size) == expected);
+            }
+        }
+    }
+}
+
 TEST_CASE("stretches of an exhaustive blend end where a corpus is spent") {
     std::mt19937 random(12);
     for (const std::size_t count : {2u, 6u, 30u, 40u}) {
@@ -163,6 +195,8 @@ TEST_CASE("stretches of an exhaustive blend end where a corpus is spent") {
             for (const auto instructions : available_instructions()) {
                 const auto blender = Blender::exhaustive(sizes, arithmetic, instructions);
                 REQUIRE(in_pieces(blender, all, all) == expected);
+                REQUIRE(in_pieces(blender, all, 1 + all / 2) == expected);
+                REQUIRE(in_pieces(blender, all, 100) == expected);
             }
         }
     }

@@ -173,3 +173,12 @@ TEST_CASE("skipping steps above 2^32 takes wide words") {
     skip_shuffle(size, size - draws.size(), skipped);
     REQUIRE(skipped.next32() == drawn.next32());
 }
+
+TEST_CASE("regions are half as large where a core's second cache is small") {
+    constexpr long kib = 1024;
+    REQUIRE(partitioning_for<std::int32_t>(1 << 30, 0).region_bits == 18);
+    REQUIRE(partitioning_for<std::int32_t>(1 << 30, 2048 * kib).region_bits == 18);
+    REQUIRE(partitioning_for<std::int32_t>(1 << 30, 512 * kib).region_bits == 17);
+    REQUIRE(partitioning_for<std::int64_t>(1 << 30, 512 * kib).region_bits == 16);
+    REQUIRE(partitioning_for<std::int64_t>(std::uint64_t{1} << 32, 512 * kib).region_bits == 17);
+}

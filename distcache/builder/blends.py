@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -240,12 +240,18 @@ class _Slices:
             for first, last in itertools.pairwise(bounds)
         ]
 
-    def draw(self, begin: NDArray[np.int64] | None = None) -> None:
-        """Draw all steps from a state, or from the estimated one; slices are made to meet."""
-        first, *others = self._slices
-        draws: list[Callable[[], None]] = [partial(first.draw, begin)]
-        draws += [own.draw for own in others]
-        map_in_threads(lambda draw: draw(), draws, len(draws))
+    def draw(self) -> None:
+        """Draw all steps, each slice from its estimated state, until all slices meet."""
+        map_in_threads(_Slice.draw, self._slices, len(self._slices))
+        self._meet()
+
+    def draw_from(self, begin: NDArray[np.int64]) -> None:
+        """Draw the steps again that were drawn from another state than this one."""
+        self._slices[0].draw(begin)
+        self._meet()
+
+    def _meet(self) -> None:
+        """Draw a slice again if it does not begin where the slice before it ended."""
         for before, own in itertools.pairwise(self._slices):
             if not np.array_equal(own.begin, before.end):
                 own.draw(before.end)
@@ -311,7 +317,7 @@ class SplitBlend:
     def _draw_again(self, begin: NDArray[np.int64] | None) -> None:
         """Draw the share from the end state of the share before it, if it began elsewhere."""
         if begin is not None:
-            self._own.draw(begin)
+            self._own.draw_from(begin)
 
     def _wrong_ranks(self) -> list[int]:
         """Return the ranks whose begin differs from the end of the share before. Collective."""
@@ -322,7 +328,7 @@ class SplitBlend:
         return [rank for rank, (before, own) in enumerate(pairs, 1) if own[0] != before[1]]
 
     def _exchange_end_states(self, ranks: Sequence[int]) -> NDArray[np.int64] | None:
-        """Send some ranks the end state of the rank before, and return one's own. Collective."""
+        """Send some ranks the end state of the rank before; return this rank's. Collective."""
         me, begin = self._communicator.rank, None
         sends = [Message(me + 1, self._own.end)] if me + 1 in ranks else []
         if me in ranks:

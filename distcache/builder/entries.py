@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937, fill_entries, gather
-from distcache.plan.memory import ENTRY_BYTES, lower_type
+from distcache.plan.memory import ENTRY_BYTES, MAPPED_FROM, lower_type
 from distcache.plan.model import SectionPlan
 
 NOTHING: Final = np.empty(0, np.int32)
 FILL_STEP: Final = 1 << 22  # documents, after which the lengths of a large section are released
-# Smaller memory comes from the allocator, which reuses it for the next section.
-MAPPED_FROM: Final = 32 << 20  # bytes
 
 
 class EntryMemory:
@@ -209,8 +207,8 @@ class Entries:
             self._memory.release(first, last)
 
 
-class LaterEntries(Entries):
-    """Entries that are made when they are first read, when others have been released.
+class LaterEntries:
+    """Entries of the last pass, shuffled when they are first read, after others were released.
 
     Parameters
     ----------
@@ -222,22 +220,22 @@ class LaterEntries(Entries):
 
     def __init__(self, begin: int, end: int, make: Callable[[], EntryMemory]) -> None:
         self.begin, self.end = begin, end
-        self._make: Callable[[], EntryMemory] | None = make
+        self._make = make
+        self._entries: Entries | None = None
 
     def read(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return the entries of positions [begin, end), a view."""
-        if self._make is not None:
-            make, self._make = self._make, None
-            super().__init__(self.begin, make())
-        return super().read(begin, end)
+        if self._entries is None:
+            self._entries = Entries(self.begin, self._make())
+        return self._entries.read(begin, end)
 
     def release(self, begin: int, end: int) -> None:
         """Release the memory of positions [begin, end), which will not be read again."""
-        if self._make is None:
-            super().release(begin, end)
+        if self._entries is not None:
+            self._entries.release(begin, end)
 
 
-def read_across(parts: Sequence[Entries], begin: int, end: int) -> NDArray[np.int64]:
+def read_across(parts: Sequence[Entries | LaterEntries], begin: int, end: int) -> NDArray[np.int64]:
     """Return the entries of positions [begin, end), which may be in several parts."""
     pieces = [
         part.read(max(begin, part.begin), min(end, part.end))

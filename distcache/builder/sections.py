@@ -118,7 +118,7 @@ def _write_shuffle(
 
 def cut_section(
     section: SectionPlan,
-    parts: tuple[Entries, ...],
+    parts: tuple[Entries | LaterEntries, ...],
     places: dict[str, ArrayPlace],
     file: UnfinishedFile,
     in_order: InOrder,

@@ -20,7 +20,6 @@ from distcache.builder.links import build_linked
 from distcache.builder.packed import build_packed_collectively
 from distcache.builder.reuse import reuse
 from distcache.cache.digests import array_digest, leaves_of
-from distcache.errors import BuildInterrupted
 from distcache.extras import imported
 from distcache.kernels import build_small_sections
 from distcache.plan.assignment import Assignment
@@ -220,9 +219,6 @@ def _build_local(
         try:
             tasks = [pool.submit(build_unit, unit) for unit in units]
             wait(tasks, return_when=FIRST_EXCEPTION)
-        except BuildInterrupted:
-            file.abandon()
-            raise
         finally:
             # After an error every thread finishes what it builds; after a signal it ends sooner.
             stop.set()

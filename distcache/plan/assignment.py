@@ -146,13 +146,13 @@ def _share_out(
     alone = sorted(todo.difference(linked, sliced))
     shares = balance([costs[unit].time for unit in alone], ranks)
     local = tuple(tuple(alone[index] for index in share) for share in shares)
-    together = [costs[unit].memory(threads) for unit in sliced]
+    together = [costs[unit].memory(threads, ranks) for unit in sliced]
     together += [costs[unit].linked_memory(ranks) for unit in linked]
     memory = []
     for own in local:
         at_once = sorted((costs[unit].memory(threads) for unit in own), reverse=True)[:threads]
         memory.append(BASE_MEMORY + max([sum(at_once), *together]))
-    shared = sum(costs[unit].time / costs[unit].slices(ranks) for unit in sliced)
+    shared = sum(costs[unit].time_with(threads, ranks) for unit in sliced)
     shared += sum(costs[unit].linked_time(ranks) for unit in linked)
     busy = []
     for own in local:

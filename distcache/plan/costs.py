@@ -28,7 +28,7 @@ RUN_MEMORY: Final = 2 * UNIT_FULL
 # Buffers of an exchange: numbers, their order, what arrives, and answers.
 LINK_PIECES: Final = 160 << 20
 NO_LINK: Final = 2**32 - 1
-WORKER_STEPS: Final = 2 * BLEND_SLICE  # least steps of a blend for a thread of its own
+WORKER_STEPS: Final = 2 * BLEND_SLICE  # fewest steps that one more thread draws
 SECOND_WORKER: Final = 1.4  # speed of two threads on one section, relative to one
 
 
@@ -75,13 +75,19 @@ class UnitCosts:
         time_of = self._written if copied else self._time
         self.time = sum(map(time_of, self._members))
 
-    def time_with(self, threads: int) -> float:
-        """Return the time with some threads: a section can use two, a blend all."""
+    def time_with(self, threads: int, ranks: int = 1) -> float:
+        """Return the time with some threads: a section can use two, a blend `blend_workers`.
+
+        Of what several ranks draw or pack, it is the time of each.
+        """
         first = self._members[0]
         if self._copied:
             return self.time
         if isinstance(first, BlendPlan):
-            return self.time / blend_workers(first.size, threads)
+            share = -(-first.size // ranks)
+            return self.time / max(self.slices(ranks), 1) / blend_workers(share, threads)
+        if ranks > 1:
+            return self.time / self.slices(ranks)
         return self.time / (SECOND_WORKER if workers_of(self._splittable, threads) > 1 else 1)
 
     @property
@@ -101,10 +107,13 @@ class UnitCosts:
         largest = max(self.section.documents, self.section.shuffled_samples)
         return LINK_BYTES * largest // ranks + LINK_PIECES
 
-    def memory(self, threads: int) -> int:
-        """Return the bytes of memory, without `BASE_MEMORY`."""
+    def memory(self, threads: int, ranks: int = 1) -> int:
+        """Return the bytes of memory of each of several ranks, without `BASE_MEMORY`."""
+        first = self._members[0]
         if self._copied:
             return 2 * CHUNK_BYTES
+        if isinstance(first, BlendPlan) and self._is_large:
+            return 2 * CHUNK_BYTES * blend_workers(-(-first.size // ranks), threads)
         most = max(_memory(member, self._splittable, threads) for member in self._members)
         return most if self._is_large else most + RUN_MEMORY
 

@@ -15,13 +15,16 @@ CHUNK_BYTES: Final = 8 << 20
 # A document; and a document with its length, during a build.
 DOCUMENT_BYTES: Final = 4
 ENTRY_BYTES: Final = 8
+# Smaller memory of entries comes from the allocator, which reuses it for the next section.
+MAPPED_FROM: Final = 32 << 20  # bytes
 # A document of a group: with its length, sorted by it, and in its row.
 PACKED_BYTES: Final = 16
 COUNTED_BYTES: Final = 64  # for each length: counts, rows that wait, and places
 PASS_BYTES: Final = 12  # for each sequence of a pass: its parts, all of it, and what is written
 # Bytes per value of the lists of a shuffle that is larger than the caches:
-# `capacity_of` in cpp/distcache/partitioned_shuffle.hpp, and two bytes for a step of a block.
-SHUFFLE_SPACE: Final = 2.2  # bytes
+# `capacity_of` in cpp/distcache/partitioned_shuffle.hpp, and two bytes for a step of a block. It
+# needs 2.3 on cores with a small second cache, whose regions have half the size.
+SHUFFLE_SPACE: Final = 2.35  # bytes
 SHUFFLE_SPACE_FROM: Final = 1 << 21
 
 
@@ -50,7 +53,9 @@ def memory_of_megatron(section: SectionPlan, workers: int) -> int:
     """Return the bytes of a rank that builds a section in Megatron's order (`builder.sections`)."""
     first, last = section.first_documents, section.documents - section.first_documents
     if workers < 2:  # passes before the last one are written before that is shuffled, and so on
-        held = max(ENTRY_BYTES * max(first, last), _shuffle_bytes(section))
+        sizes = (ENTRY_BYTES * first, ENTRY_BYTES * last)
+        held = max(*sizes, _shuffle_bytes(section))
+        held += sum(size for size in sizes if size < MAPPED_FROM)  # which is not released
         space = shuffle_space(max(first, last, section.shuffled_samples))
         return held + space + 4 * CHUNK_BYTES
     lower = _lower_memory(pivot_of(section, workers))

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from distcache.errors import BuildInterrupted
 from distcache.storage.files import no_space_as_error, write_range
+from distcache.storage.interruption import require_uninterrupted
 from distcache.storage.watchdog import tick
 
 SYNC_EVERY: Final = 64 << 20  # bytes
@@ -42,7 +42,6 @@ class UnfinishedFile(AbstractContextManager["UnfinishedFile"]):
             self.descriptor = os.open(path, flags, 0o644)
         # A client of a network filesystem keeps what it has read ahead, which others write later.
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        self._abandoned = False
         self._lock = threading.Lock()
         self._unsynced = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sync")
@@ -56,20 +55,15 @@ class UnfinishedFile(AbstractContextManager["UnfinishedFile"]):
         self._pool.shutdown(cancel_futures=True)
         os.close(self.descriptor)
 
-    def abandon(self) -> None:
-        """Make all further writes fail, so that worker threads stop early."""
-        self._abandoned = True
-
     def write(self, offset: int, data: bytes | NDArray[Any]) -> None:
         """Write all bytes of an array at a byte offset. From any thread.
 
         Raises
         ------
         BuildInterrupted
-            If the file has been abandoned.
+            If a signal has interrupted the process, so that worker threads stop early.
         """
-        if self._abandoned:
-            raise BuildInterrupted(f"{self._path}: abandoned")
+        require_uninterrupted()
         with no_space_as_error(self._path):
             write_range(self.descriptor, offset, data)
         with self._lock:

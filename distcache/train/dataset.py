@@ -50,7 +50,7 @@ class CachedDataset(SampleDataset, Dataset[dict[str, torch.Tensor]]):
 
     def _read(self, indices: Sequence[int | None], *, whole: bool) -> dict[str, torch.Tensor]:
         """Read samples into new tensors, a row each; `whole` if they stay together as a batch."""
-        self._here()  # of this process are also the layouts
+        self._here()  # opens the files in this process, and resets its layouts
         layout = self._layouts.get(len(indices))
         if layout is None:
             shapes = self._shapes(len(indices)).items()

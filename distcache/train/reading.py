@@ -27,7 +27,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class _LocalSection(NamedTuple):
-    """A section whose tokens are in one file, which no fetcher reads, and have no loss mask."""
+    """A section with its tokens in one local file, and without a loss mask."""
 
     section: Section
     file: File
@@ -128,10 +128,10 @@ class SampleReader:
     ) -> bool:
         """Fill a batch by one call of the kernel; return whether all of it was read.
 
-        What was not is read again by `_read_anywhere`, which retries, and names what is wrong.
+        If not, `_read_anywhere` reads it again, retries transient errors, and reports others.
         """
         known = [own for own in sections if own is not None]
-        if len(known) < len(sections) or len(sections) > FILES_PER_READER:
+        if len(known) < len(sections) or len({own.file for own in known}) > FILES_PER_READER:
             return False
         try:
             count, error, *_ = read_samples(
