@@ -1,8 +1,9 @@
 """Samples of Megatron-Core's dataset and of distcache's, through the same `DataLoader`.
 
-Corpora of real tokens in the page cache, no masks; in the training process, and in one worker of
-it. The first batches are compared. *Cold* batches are from all over `.bin` files that are not in
-the page cache. *Open* is from nothing to the first sample, beyond imports.
+Corpora of real tokens in the page cache, no attention masks; in the training process, and in one
+worker of it. The first batches are compared. *Cold* batches are from all over `.bin` files that are
+not in the page cache. *Open* is from nothing to the first sample, beyond imports. Loss masks have a
+loss everywhere, so that batches are equal.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from benchmarks import megatron
 from benchmarks.corpora import blend_of, build, write_config
 from benchmarks.harness import Figures, Run, Table, command, process, require_equal
+from distcache.corpus import open_idx
 
 MARKS = ("loading",)
 JUDGE = "0.16.1"
@@ -44,8 +46,14 @@ CASES = {
 }
 
 
-def make(run: Run, work: Path, case: Case) -> tuple[Path, Path]:
-    """Write corpora, build their cache and export it; return configuration and cache."""
+def make(run: Run, work: Path, case: Case) -> tuple[Path, Path, Path]:
+    """Write corpora, build their cache and export it, and build one with loss masks.
+
+    Returns
+    -------
+    Path, Path, Path
+        Configuration, cache, and cache with loss masks.
+    """
     corpora = max(run.size(case.corpora), 1)
     documents = run.size(TOKENS) // 600 // corpora
     blend = blend_of(work, corpora, documents, 0.5, real=True)
@@ -53,7 +61,10 @@ def make(run: Run, work: Path, case: Case) -> tuple[Path, Path]:
     config = write_config(work / "c.json", blend, samples, sequence_length=case.length)
     cache = build(config, work)
     command("distcache", "export", cache, "-o", work / "megatron")
-    return config, cache
+    for path in work.glob("*.bin"):
+        tokens = path.stat().st_size // open_idx(str(path.with_suffix(""))).item_size
+        path.with_suffix(".loss").write_bytes(b"\1" * tokens)
+    return config, cache, build(config, work / "masked")
 
 
 def dataset_of(kind: str, source: str, directory: str) -> tuple[Any, dict[str, float]]:
@@ -119,8 +130,8 @@ def cold(kind: str, source: str, directory: str, batch: int, seed: int) -> dict[
 
 
 def drop(work: Path) -> None:
-    """Drop the tokens from the page cache."""
-    for path in work.glob("*.bin"):
+    """Drop the tokens and loss masks from the page cache."""
+    for path in (*work.glob("*.bin"), *work.glob("*.loss")):
         with path.open("rb") as stream:
             os.fsync(stream.fileno())
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -131,8 +142,12 @@ def tables(run: Run) -> Iterator[Table]:
     rows: list[list[str]] = []
     for number, (name, case) in enumerate(CASES.items()):
         work = run.directory / str(number)
-        config, cache = make(run, work, case)
-        sources = {"megatron": (config, work / "megatron"), "distcache": (cache, "")}
+        config, cache, masked = make(run, work, case)
+        sources = {
+            "megatron": (config, work / "megatron"),
+            "distcache": (cache, ""),
+            "distcache, loss masks": (masked, ""),
+        }
         count = max(run.size(300) * 4096 // case.length, 10)
         for path in work.glob("*.bin"):
             path.read_bytes()  # into the page cache
