@@ -144,6 +144,7 @@ def run(words: Sequence[Path], directory: Path, out: Path, **fields: Any) -> Any
     return here.ingest_text(words, tokenizer, out, messages="messages", **fields)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("trims", [False, True], ids=["whole offsets", "trimmed offsets"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_tokens_and_losses_are_those_of_transformers(
@@ -251,6 +252,7 @@ def test_a_wrong_conversation_ends_the_ingest_or_is_skipped(tmp_path: Path) -> N
         assert reason in str(found)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -267,6 +269,7 @@ def test_a_template_that_cannot_be_used(template: str | None, reason: str, tmp_p
         run([path], directory, tmp_path / "out")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -334,6 +337,7 @@ def test_options_of_texts_are_refused_for_conversations(tmp_path: Path) -> None:
         here.ingest_text([path], of_chats, out, loss="all")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["a list of templates", "files"])
 def test_tools_may_have_a_template_of_their_own(way: str, tmp_path: Path) -> None:
     """As in transformers, which takes `tool_use` if a conversation has tools, also if none."""
