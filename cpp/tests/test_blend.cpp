@@ -127,10 +127,11 @@ TEST_CASE("stretches that meet, and those that do not, make the greedy blend") {
         [&] { return std::ldexp(1.0, -static_cast<int>(random() % 21)); },
         [&] { return random() % 3 == 0 ? 0.0 : 1.0 + static_cast<double>(random() % 90); },
         [] { return 1.0; }};
-    for (const std::size_t count : {2u, 3u, 4u, 5u, 17u, 32u}) {
-        for (const auto& kind : kinds) {
+    std::size_t next = 0;
+    for (const std::size_t count : {2u, 3u, 4u, 7u, 32u}) {
+        for (int i = 0; i < 2; ++i) {
             std::vector<double> weights(count);
-            std::generate(weights.begin(), weights.end(), kind);
+            std::generate(weights.begin(), weights.end(), kinds[next++ % kinds.size()]);
             weights[0] += 1;
             const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
             std::for_each(weights.begin(), weights.end(), [&](double& weight) { weight /= sum; });
@@ -138,8 +139,7 @@ TEST_CASE("stretches that meet, and those that do not, make the greedy blend") {
             const auto expected = slow_blend(weights, size, arithmetic);
             for (const auto instructions : available_instructions()) {
                 const Blender blender(weights, arithmetic, instructions);
-                REQUIRE(in_pieces(blender, size, size) == expected);
-                REQUIRE(in_pieces(blender, size, 70'001) == expected);
+                REQUIRE(in_pieces(blender, size, i == 0 ? size : 70'001) == expected);
             }
         }
     }
@@ -164,25 +164,25 @@ TEST_CASE("a blend continues from any state, also beyond the counts of stretches
 TEST_CASE("weights that do not add up to one, and one more corpus than stretches take") {
     constexpr std::size_t size = 140'000;
     std::mt19937 random(13);
-    for (const double sum : {0.5, 3.0}) {
-        for (const std::size_t count : {3u, 33u}) {
-            auto weights = random_weights(random, count);
-            std::for_each(weights.begin(), weights.end(), [&](double& weight) { weight *= sum; });
-            const auto expected = slow_blend(weights, size, Arithmetic::separate);
-            for (const auto instructions : available_instructions()) {
-                const Blender blender(weights, Arithmetic::separate, instructions);
-                REQUIRE(in_pieces(blender, size, size) == expected);
-            }
+    for (const auto& [sum, count] : {std::pair{0.5, 3u}, std::pair{3.0, 4u}, std::pair{1.0, 33u}}) {
+        auto weights = random_weights(random, count);
+        for (auto& weight : weights) {
+            weight *= sum;
+        }
+        const auto expected = slow_blend(weights, size, Arithmetic::separate);
+        for (const auto instructions : available_instructions()) {
+            const Blender blender(weights, Arithmetic::separate, instructions);
+            REQUIRE(in_pieces(blender, size, size) == expected);
         }
     }
 }
 
 TEST_CASE("stretches of an exhaustive blend end where a corpus is spent") {
     std::mt19937 random(12);
-    for (const std::size_t count : {2u, 6u, 30u, 40u}) {
+    for (const std::size_t count : {2u, 6u, 40u}) {
         std::vector<std::int64_t> sizes(count);
         std::generate(sizes.begin(), sizes.end(),
-                      [&] { return random() % 4 == 0 ? random() % 3 : 4'000 + random() % 20'000; });
+                      [&] { return random() % 4 == 0 ? random() % 3 : 1'000 + random() % 4'000; });
         sizes[count / 2] = 150'000;
         const auto total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
         std::vector<double> weights;
@@ -190,14 +190,12 @@ TEST_CASE("stretches of an exhaustive blend end where a corpus is spent") {
             weights.push_back(static_cast<double>(own) / static_cast<double>(total));
         }
         const auto all = static_cast<std::size_t>(total);
-        for (const auto arithmetic : arithmetics) {
-            const auto expected = slow_blend(weights, all, arithmetic, sizes);
-            for (const auto instructions : available_instructions()) {
-                const auto blender = Blender::exhaustive(sizes, arithmetic, instructions);
-                REQUIRE(in_pieces(blender, all, all) == expected);
-                REQUIRE(in_pieces(blender, all, 1 + all / 2) == expected);
-                REQUIRE(in_pieces(blender, all, 100) == expected);
-            }
+        const auto arithmetic = arithmetics[count % 4 / 2];
+        const auto expected = slow_blend(weights, all, arithmetic, sizes);
+        for (const auto instructions : available_instructions()) {
+            const auto blender = Blender::exhaustive(sizes, arithmetic, instructions);
+            REQUIRE(in_pieces(blender, all, all) == expected);
+            REQUIRE(in_pieces(blender, all, 100) == expected);
         }
     }
 }
