@@ -78,7 +78,7 @@ class UnitCosts:
     def time_with(self, threads: int, ranks: int = 1) -> float:
         """Return the time with some threads: a section can use two, a blend `blend_workers`.
 
-        Of what several ranks draw or pack, it is the time of each.
+        If several ranks draw or pack the unit, this is the time of each rank.
         """
         first = self._members[0]
         if self._copied:
