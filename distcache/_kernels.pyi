@@ -66,9 +66,9 @@ class Mapping:
     def release(self, begin: int, end: int) -> None: ...
 
 def gather(
-    values: NDArray[np.int64],
+    values: NDArray[np.int32],
     positions: NDArray[np.int32] | NDArray[np.int64],
-    out: NDArray[np.int64],
+    out: NDArray[np.int32],
 ) -> None: ...
 
 NO_LINK: int
@@ -91,13 +91,6 @@ def link_steps(
 def group_by_range(
     keys: NDArray[np.uint32], bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]: ...
-def entries_at(
-    lengths: NDArray[np.int32],
-    begin: int,
-    per_epoch: int,
-    positions: NDArray[np.uint32],
-    out: NDArray[np.int64],
-) -> None: ...
 def build_small_sections(
     lengths: tuple[NDArray[np.int32], ...],
     rules: NDArray[np.int64],
@@ -107,9 +100,18 @@ def build_small_sections(
     rows: NDArray[np.int32],
     samples: NDArray[np.uint32],
 ) -> None: ...
-def fill_entries(lengths: NDArray[np.int32], begin: int, out: NDArray[np.int64]) -> None: ...
+
+LONGER: int
+
+def look_up_lengths(
+    narrow: NDArray[np.uint16],
+    lengths: NDArray[np.int32],
+    begin: int,
+    sequences: NDArray[np.int32],
+    out: NDArray[np.int32],
+) -> None: ...
 def emit_boundaries(
-    entries: NDArray[np.int64],
+    lengths: NDArray[np.int32],
     slice_begin: int,
     sequence_length: int,
     extra_token: bool,
@@ -212,7 +214,8 @@ def count_packed(
     multiple: int,
 ) -> PackedCounts: ...
 def pack_documents(
-    entries: NDArray[np.int64],
+    group: NDArray[np.int32],
+    lengths: NDArray[np.int32],
     row_length: int,
     most_documents: int,
     cuts_longer: bool,

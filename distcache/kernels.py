@@ -9,6 +9,7 @@ be at unaligned addresses; every other array must be aligned. Each kernel has it
 import os
 
 from distcache._kernels import (
+    LONGER,
     NO_LINK,
     Blender,
     Cursor,
@@ -29,8 +30,6 @@ from distcache._kernels import (
     deal_steps,
     draws_within,
     emit_boundaries,
-    entries_at,
-    fill_entries,
     find_outside,
     find_positions,
     find_ranges,
@@ -42,6 +41,7 @@ from distcache._kernels import (
     group_by_range,
     instructions,
     link_steps,
+    look_up_lengths,
     narrow_tokens,
     pack_documents,
     read_ranges,
@@ -53,6 +53,7 @@ from distcache._kernels import (
 from distcache.errors import ConfigError
 
 __all__ = [
+    "LONGER",
     "NO_LINK",
     "Blender",
     "Cursor",
@@ -73,8 +74,6 @@ __all__ = [
     "deal_steps",
     "draws_within",
     "emit_boundaries",
-    "entries_at",
-    "fill_entries",
     "find_outside",
     "find_positions",
     "find_ranges",
@@ -86,6 +85,7 @@ __all__ = [
     "group_by_range",
     "instructions",
     "link_steps",
+    "look_up_lengths",
     "narrow_tokens",
     "pack_documents",
     "read_ranges",

@@ -55,7 +55,7 @@ std::function<void()> blend(const Blender& blender, std::size_t steps) {
 }
 
 std::function<void()> shuffled(std::size_t size, const Partitioning& partitioning) {
-    auto values = std::make_shared<std::vector<std::int64_t>>(size);
+    auto values = std::make_shared<std::vector<std::int32_t>>(size);
     auto space = std::make_shared<HugeMemory>();
     const auto run = [=] {
         Mt19937 generator(1);
@@ -73,17 +73,27 @@ std::function<void()> skipped(std::size_t size) {
     };
 }
 
+std::function<void()> looked_up(std::size_t size) {
+    auto lengths = std::make_shared<std::vector<std::int32_t>>(size, 7);
+    auto narrow = std::make_shared<std::vector<std::uint16_t>>(size, 7);
+    auto sequences = std::make_shared<std::vector<std::int32_t>>(size);
+    std::iota(sequences->begin(), sequences->end(), 0);
+    auto out = std::make_shared<std::vector<std::int32_t>>(size);
+    return [=] {
+        const auto count = static_cast<std::int64_t>(lengths->size());
+        look_up_lengths(*narrow, {lengths->data(), count}, 0, *sequences, *out);
+    };
+}
+
 std::function<void()> boundaries(std::size_t size) {
-    auto entries = std::make_shared<std::vector<std::int64_t>>(size);
-    const auto lengths = log_normal(size, 1.0);
-    for (std::size_t k = 0; k < size; ++k) {
-        const auto length = static_cast<std::int64_t>(400 * lengths[k]);
-        (*entries)[k] = (length << Entry::length_shift) | static_cast<std::int64_t>(k);
+    auto lengths = std::make_shared<std::vector<std::int32_t>>();
+    for (const double length : log_normal(size, 1.0)) {
+        lengths->push_back(static_cast<std::int32_t>(400 * length));
     }
     auto pairs = std::make_shared<std::vector<std::int32_t>>(2 * size);
     return [=] {
         Cursor cursor{0, 0, 1};
-        emit_boundaries(std::span<const std::int64_t>(*entries), 0, {4096, 1}, cursor,
+        emit_boundaries(std::span<const std::int32_t>(*lengths), 0, {4096, 1}, cursor,
                         std::span(*pairs));
     };
 }
@@ -208,6 +218,7 @@ std::vector<Case> cases() {
         {"shuffle in caches", [] { return shuffled(20000, one_region); }},
         {"shuffle in regions", [] { return shuffled(20000, small_regions); }},
         {"skipped shuffle", [] { return skipped(30000); }},
+        {"lengths in any order", [] { return looked_up(20000); }},
         {"boundaries", [] { return boundaries(20000); }},
         {"check of sequences", [] { return checked(20000); }},
         {"deal of a step", [] { return dealt(1024); }},

@@ -13,18 +13,18 @@ namespace distcache::bindings {
 namespace {
 
 template <class T>
-std::int64_t emit_as(std::span<const std::int64_t> entries, std::int64_t slice_begin,
+std::int64_t emit_as(std::span<const std::int32_t> lengths, std::int64_t slice_begin,
                      SampleShape shape, Cursor& cursor, py::array& pairs) {
     const auto span = output<T>(pairs, "pairs", 2);
     const py::gil_scoped_release release;
-    return emit_boundaries(entries, slice_begin, shape, cursor, span);
+    return emit_boundaries(lengths, slice_begin, shape, cursor, span);
 }
 
-std::int64_t emit(const py::array& entries, std::int64_t slice_begin, std::int64_t sequence_length,
+std::int64_t emit(const py::array& lengths, std::int64_t slice_begin, std::int64_t sequence_length,
                   bool extra_token, Cursor& cursor, py::array pairs) {
-    const auto span = input<std::int64_t>(entries, "entries");
+    const auto span = input<std::int32_t>(lengths, "lengths");
     const auto consumed = cursor.position - slice_begin;
-    if (sequence_length < 1 || consumed < 0 || consumed > entries.size()) {
+    if (sequence_length < 1 || consumed < 0 || consumed > lengths.size()) {
         throw py::value_error("sequence_length must be positive and the cursor within the slice");
     }
     const SampleShape shape{sequence_length, extra_token ? 1 : 0};
@@ -34,14 +34,26 @@ std::int64_t emit(const py::array& entries, std::int64_t slice_begin, std::int64
     return emit_as<std::int64_t>(span, slice_begin, shape, cursor, pairs);
 }
 
-void fill(const py::array& lengths, std::int64_t begin, py::array out) {
+void look_up(const py::array& narrow, const py::array& lengths, std::int64_t begin,
+             const py::array& sequences, py::array out) {
+    const auto narrow_span = input<std::uint16_t>(narrow, "narrow");
     const auto view = unaligned<std::int32_t>(lengths, "lengths");
-    const auto span = output<std::int64_t>(out, "out");
-    if (begin < 0 || begin > view.size() - static_cast<std::int64_t>(span.size())) {
-        throw py::value_error("there must be a length for each entry");
+    const auto span = input<std::int32_t>(sequences, "sequences");
+    const auto out_span = output<std::int32_t>(out, "out");
+    const auto size = static_cast<std::int64_t>(narrow_span.size());
+    if (begin < 0 || begin > view.size() - size || span.size() != out_span.size()) {
+        throw py::value_error("each length must be in both tables, and out as large as sequences");
     }
     const py::gil_scoped_release release;
-    fill_entries(view, begin, span);
+    bool outside = false;  // not an exit from the loop, which would be several times as slow
+    for (const std::int32_t sequence : span) {
+        outside |= sequence - begin < 0 || sequence - begin >= size;
+    }
+    if (outside) {
+        const py::gil_scoped_acquire acquire;
+        throw py::index_error("sequences must lie within the range");
+    }
+    look_up_lengths(narrow_span, view, begin, span, out_span);
 }
 
 // The columns of a row of `rules`.
@@ -171,7 +183,27 @@ sample : int
         .def_readonly("position", &Cursor::position)
         .def_readonly("token", &Cursor::token)
         .def_readonly("sample", &Cursor::sample);
-    module.def("emit_boundaries", &emit, py::arg("entries"), py::arg("slice_begin"),
+    module.attr("LONGER") = longer;
+    module.def("look_up_lengths", &look_up, py::arg("narrow"), py::arg("lengths"), py::arg("begin"),
+               py::arg("sequences"), py::arg("out"), R"doc(
+Write the lengths of sequences in any order.
+
+Parameters
+----------
+narrow : ndarray of uint16, shape (sequences of the range,)
+    Their lengths in tokens; `LONGER` for that and more.
+lengths : ndarray of int32, shape (sequences of the corpus,)
+    All lengths, at any address.
+begin : int
+    The first sequence of the range.
+sequences, out : ndarray of int32, shape (any,)
+
+Raises
+------
+IndexError
+    If a sequence is not within the range.
+)doc");
+    module.def("emit_boundaries", &emit, py::arg("lengths"), py::arg("slice_begin"),
                py::arg("sequence_length"), py::arg("extra_token"), py::arg("cursor"),
                py::arg("pairs"), R"doc(
 Write the boundaries of samples that begin in a slice of a document index.
@@ -180,10 +212,10 @@ The rule of Megatron-Core's ``build_sample_idx``, as a function of token positio
 
 Parameters
 ----------
-entries : ndarray of int64
-    The slice: document in the lower 32 bits, length in tokens in the upper.
+lengths : ndarray of int32
+    Lengths of the documents of the slice, in tokens.
 slice_begin : int
-    Its position in the document index.
+    Position of the slice in the document index.
 sequence_length : int
 extra_token : bool
 cursor : Cursor
@@ -195,17 +227,6 @@ Returns
 -------
 int
     The number of rows.
-)doc");
-    module.def("fill_entries", &fill, py::arg("lengths"), py::arg("begin"), py::arg("out"), R"doc(
-Write the entries of documents begin, begin + 1, ...
-
-Parameters
-----------
-lengths : ndarray of int32, shape (documents,)
-    In tokens.
-begin : int
-out : ndarray of int64
-    The document in the lower 32 bits, its length in the upper.
 )doc");
     module.def("build_small_sections", &build_small, py::arg("lengths"), py::arg("rules"),
                py::arg("sequence_length"), py::arg("extra_token"), py::arg("documents"),

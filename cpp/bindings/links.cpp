@@ -58,18 +58,6 @@ py::tuple group(const py::array& keys, const py::array& bounds) {
     return py::make_tuple(order, counts);
 }
 
-void fill_at(const py::array& lengths, std::int64_t begin, std::int64_t per_epoch,
-             const py::array& positions, py::array out) {
-    const auto view = unaligned<std::int32_t>(lengths, "lengths");
-    const auto position_span = input<std::uint32_t>(positions, "positions");
-    const auto out_span = output<std::int64_t>(out, "out");
-    require_that(begin >= 0 && per_epoch > 0 && begin <= view.size() - per_epoch &&
-                     position_span.size() == out_span.size(),
-                 "there must be a length for each document, and an entry for each position");
-    const py::gil_scoped_release release;
-    entries_at(view, begin, per_epoch, position_span, out_span);
-}
-
 }  // namespace
 
 void register_links(py::module_& module) {
@@ -111,13 +99,6 @@ Returns
 order : ndarray of uint32, shape (keys,)
     That sorts the keys by range, and keeps their order within a range.
 counts : ndarray of int64, shape (ranges,)
-)doc");
-    module.def("entries_at", &fill_at, py::arg("lengths"), py::arg("begin"), py::arg("per_epoch"),
-               py::arg("positions"), py::arg("out"), R"doc(
-Write the entries at shuffled positions, uint32, of a document index.
-
-Its epochs have `per_epoch` documents each, from document `begin` on. An entry is as in
-`fill_entries`; `out` is int64 of the shape of `positions`.
 )doc");
 }
 

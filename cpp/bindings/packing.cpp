@@ -29,20 +29,21 @@ PackedCounts count(const py::array& lengths, std::int64_t row_length, std::int64
             counts.empty};
 }
 
-void pack(const py::array& entries, std::int64_t row_length, std::int64_t most_documents,
-          bool cuts_longer, std::int64_t multiple, std::int64_t first_entry, py::array documents,
-          py::array starts) {
-    const auto found = input<std::int64_t>(entries, "entries");
+void pack(const py::array& group, const py::array& lengths, std::int64_t row_length,
+          std::int64_t most_documents, bool cuts_longer, std::int64_t multiple,
+          std::int64_t first_entry, py::array documents, py::array starts) {
+    const auto found = input<std::int32_t>(group, "group");
+    const auto sizes = input<std::int32_t>(lengths, "lengths");
     const auto out = output<std::int32_t>(documents, "documents");
     const PackingRules rules{row_length, most_documents, cuts_longer, multiple};
     if (starts.dtype().equal(py::dtype::of<std::int32_t>())) {
         const auto pairs = output<std::int32_t>(starts, "starts", 2);
         const py::gil_scoped_release release;
-        pack_documents(found, rules, first_entry, out, pairs);
+        pack_documents(found, sizes, rules, first_entry, out, pairs);
     } else {
         const auto pairs = output<std::int64_t>(starts, "starts", 2);
         const py::gil_scoped_release release;
-        pack_documents(found, rules, first_entry, out, pairs);
+        pack_documents(found, sizes, rules, first_entry, out, pairs);
     }
 }
 
@@ -95,7 +96,7 @@ Raises
 IndexError
     If the rules are not possible.
 )doc");
-    module.def("pack_documents", &pack, py::arg("entries"), py::arg("row_length"),
+    module.def("pack_documents", &pack, py::arg("group"), py::arg("lengths"), py::arg("row_length"),
                py::arg("most_documents"), py::arg("cuts_longer"), py::arg("multiple"),
                py::arg("first_entry"), py::arg("documents"), py::arg("starts"), R"doc(
 Pack documents into rows by best-fit decreasing; equal lengths are taken in the given order.
@@ -105,8 +106,8 @@ placed. Among rows of equal room, the one that has waited longest is filled firs
 
 Parameters
 ----------
-entries : ndarray of int64, shape (group,)
-    Documents, with their lengths in the upper 32 bits.
+group, lengths : ndarray of int32, shape (group,)
+    Documents, and their lengths in tokens.
 row_length, most_documents, cuts_longer, multiple
     As of `count_packed`.
 first_entry : int

@@ -41,29 +41,31 @@ void skip(Generator& generator, std::uint64_t size, std::uint64_t stop) {
 }
 
 template <class Position>
-void gather_at(std::span<const std::int64_t> values, const py::array& positions,
-               std::span<std::int64_t> out) {
+void gather_at(UnalignedView<std::int32_t> values, const py::array& positions,
+               std::span<std::int32_t> out) {
     const auto span = input<Position>(positions, "positions");
     if (span.size() != out.size()) {
         throw py::value_error("positions and out must have the same size");
     }
     const py::gil_scoped_release release;
+    bool outside = false;  // not an exit from the loop, which would be several times as slow
     for (const Position position : span) {
-        if (position < 0 || static_cast<std::size_t>(position) >= values.size()) {
-            const py::gil_scoped_acquire acquire;
-            throw py::index_error("positions must lie within values");
-        }
+        outside |= position < 0 || position >= values.size();
+    }
+    if (outside) {
+        const py::gil_scoped_acquire acquire;
+        throw py::index_error("positions must lie within values");
     }
     gather(values, span, out);
 }
 
 void gather_array(const py::array& values, const py::array& positions, py::array out) {
-    const auto value_span = input<std::int64_t>(values, "values");
-    const auto out_span = output<std::int64_t>(out, "out");
+    const auto view = unaligned<std::int32_t>(values, "values");
+    const auto out_span = output<std::int32_t>(out, "out");
     if (positions.dtype().equal(py::dtype::of<std::int32_t>())) {
-        gather_at<std::int32_t>(value_span, positions, out_span);
+        gather_at<std::int32_t>(view, positions, out_span);
     } else {
-        gather_at<std::int64_t>(value_span, positions, out_span);
+        gather_at<std::int64_t>(view, positions, out_span);
     }
 }
 
@@ -178,7 +180,8 @@ ValueError
 )doc");
     module.def("gather", &gather_array, py::arg("values"), py::arg("positions"), py::arg("out"),
                R"doc(
-Compute ``out[i] = values[positions[i]]`` for int64 values and int32 or int64 positions.
+Compute ``out[i] = values[positions[i]]``, for int32 values at any address and int32 or int64
+positions.
 
 Raises
 ------

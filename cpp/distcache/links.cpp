@@ -5,13 +5,12 @@
 #include <cassert>
 #include <vector>
 
-#include "distcache/sample_index.hpp"
 #include "draws.hpp"
 
 namespace distcache {
 namespace {
 
-constexpr std::size_t ahead = 64;  // entries between a prefetch and its use
+constexpr std::size_t ahead = 64;  // steps between a prefetch and its use
 
 }  // namespace
 
@@ -76,19 +75,6 @@ void group_by_range(std::span<const std::uint32_t> keys, std::span<const std::in
     }
     for (std::size_t k = 0; k < keys.size(); ++k) {
         order[next[ranges[k]]++] = static_cast<std::uint32_t>(k);
-    }
-}
-
-void entries_at(UnalignedView<std::int32_t> lengths, std::int64_t begin, std::int64_t per_epoch,
-                std::span<const std::uint32_t> positions, std::span<std::int64_t> out) {
-    assert(out.size() == positions.size() && per_epoch > 0);
-    const auto document_at = [&](std::size_t k) { return begin + positions[k] % per_epoch; };
-    for (std::size_t k = 0; k < positions.size(); ++k) {
-        if (k + ahead < positions.size()) {
-            lengths.prefetch(document_at(k + ahead));
-        }
-        const std::int64_t document = document_at(k);
-        out[k] = Entry::of(document, lengths[document]);
     }
 }
 

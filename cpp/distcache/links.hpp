@@ -5,7 +5,6 @@
 #include <span>
 
 #include "distcache/mt19937.hpp"
-#include "distcache/unaligned.hpp"
 
 namespace distcache {
 
@@ -36,10 +35,5 @@ void link_steps(std::span<const std::uint32_t> steps, std::span<const std::uint3
 /// each range. Requires keys that lie in one of them.
 void group_by_range(std::span<const std::uint32_t> keys, std::span<const std::int64_t> bounds,
                     std::span<std::uint32_t> order, std::span<std::int64_t> counts);
-
-/// The entries of the document index at shuffled positions: position p is that of the document
-/// begin + p % per_epoch. Requires a length for each document.
-void entries_at(UnalignedView<std::int32_t> lengths, std::int64_t begin, std::int64_t per_epoch,
-                std::span<const std::uint32_t> positions, std::span<std::int64_t> out);
 
 }  // namespace distcache

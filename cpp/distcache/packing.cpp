@@ -7,7 +7,6 @@
 
 #include "distcache/huge_memory.hpp"
 #include "distcache/require.hpp"
-#include "distcache/sample_index.hpp"
 
 namespace distcache {
 namespace {
@@ -254,7 +253,8 @@ namespace {
 // The documents of a group, by length: those of at most a row, then tails.
 class SortedDocuments {
 public:
-    SortedDocuments(std::span<const std::int64_t> entries, const LengthCounts& counts)
+    SortedDocuments(std::span<const std::int32_t> group, std::span<const std::int32_t> lengths,
+                    const LengthCounts& counts)
         : row_length_(counts.rules.row_length), places_(2 * counts.whole.size(), 0) {
         const std::size_t width = counts.whole.size();
         std::int64_t count = 0;
@@ -268,7 +268,7 @@ public:
         require(memory != nullptr, "there is not enough memory for the documents of a group");
         documents_ = static_cast<std::int32_t*>(memory);
         whole_rows_.resize(static_cast<std::size_t>(count - tails_begin_));
-        scatter(entries, counts.rules);
+        scatter(group, lengths, counts.rules);
         std::copy_backward(places_.begin(), places_.end() - 1, places_.end());
         places_.front() = 0;
     }
@@ -284,17 +284,18 @@ public:
     }
 
 private:
-    void scatter(std::span<const std::int64_t> entries, const PackingRules& rules) {
+    void scatter(std::span<const std::int32_t> group, std::span<const std::int32_t> lengths,
+                 const PackingRules& rules) {
         const auto width = static_cast<std::int64_t>(places_.size() / 2);
-        for (std::size_t i = 0; i < entries.size(); ++i) {
-            if (i + prefetched < entries.size()) {
-                const std::int64_t coming = Entry::length(entries[i + prefetched]);
+        for (std::size_t i = 0; i < lengths.size(); ++i) {
+            if (i + prefetched < lengths.size()) {
+                const std::int64_t coming = lengths[i + prefetched];
                 if (coming > 0 && coming <= row_length_) {
                     const auto place = places_[static_cast<std::size_t>(coming)];
                     __builtin_prefetch(documents_ + place, 1);
                 }
             }
-            const std::int64_t length = Entry::length(entries[i]);
+            const std::int64_t length = lengths[i];
             if (length <= 0 || (length > row_length_ && !rules.cuts_longer)) {
                 continue;
             }
@@ -302,7 +303,7 @@ private:
             const std::int64_t room = rules.room_of(is_longer ? length % row_length_ : length);
             const std::int64_t key = is_longer ? width + room : room;
             const std::int64_t place = places_[static_cast<std::size_t>(key)]++;
-            documents_[place] = static_cast<std::int32_t>(entries[i]);
+            documents_[place] = group[i];
             if (is_longer) {
                 whole_rows_[static_cast<std::size_t>(place - tails_begin_)] =
                     static_cast<std::int32_t>(length / row_length_);
@@ -404,19 +405,19 @@ private:
 }  // namespace
 
 template <class T>
-void pack_documents(std::span<const std::int64_t> entries, const PackingRules& rules,
-                    std::int64_t first_entry, std::span<std::int32_t> documents,
-                    std::span<T> starts) {
+void pack_documents(std::span<const std::int32_t> group, std::span<const std::int32_t> lengths,
+                    const PackingRules& rules, std::int64_t first_entry,
+                    std::span<std::int32_t> documents, std::span<T> starts) {
     LengthCounts counts(rules);
-    for (const std::int64_t entry : entries) {
-        counts.add(Entry::length(entry));
+    for (const std::int32_t length : lengths) {
+        counts.add(length);
     }
     const Packing packing(counts);
-    const auto kept = static_cast<std::int64_t>(entries.size()) - counts.empty - counts.left_out;
-    require(static_cast<std::int64_t>(documents.size()) == kept &&
+    const auto kept = static_cast<std::int64_t>(lengths.size()) - counts.empty - counts.left_out;
+    require(group.size() == lengths.size() && static_cast<std::int64_t>(documents.size()) == kept &&
                 static_cast<std::int64_t>(starts.size()) == 2 * (counts.cut_rows + packing.rows()),
             "the rows are not those of the counts");
-    const SortedDocuments sorted(entries, counts);
+    const SortedDocuments sorted(group, lengths, counts);
     RowWriter<T> writer(sorted, rules.row_length, first_entry, documents, starts);
     writer.write_whole(counts.tails.front());
     for (const Packing::Run& run : packing.runs()) {
@@ -424,9 +425,11 @@ void pack_documents(std::span<const std::int64_t> entries, const PackingRules& r
     }
 }
 
-template void pack_documents(std::span<const std::int64_t>, const PackingRules&, std::int64_t,
-                             std::span<std::int32_t>, std::span<std::int32_t>);
-template void pack_documents(std::span<const std::int64_t>, const PackingRules&, std::int64_t,
-                             std::span<std::int32_t>, std::span<std::int64_t>);
+template void pack_documents(std::span<const std::int32_t>, std::span<const std::int32_t>,
+                             const PackingRules&, std::int64_t, std::span<std::int32_t>,
+                             std::span<std::int32_t>);
+template void pack_documents(std::span<const std::int32_t>, std::span<const std::int32_t>,
+                             const PackingRules&, std::int64_t, std::span<std::int32_t>,
+                             std::span<std::int64_t>);
 
 }  // namespace distcache

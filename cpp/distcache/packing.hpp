@@ -96,19 +96,21 @@ private:
 
 /// Pack a group of documents.
 ///
-/// `entries` are documents with their lengths, as `Entry` has them, in the order in which equal
-/// ones are taken. The documents of the rows are written one row after the other: first those
+/// `group` are its documents, in the order in which equal ones are taken, and `lengths` those of
+/// them. The documents of the rows are written one row after the other: first those
 /// longer ones that fill whole rows, then the rows of the packing, each after the whole rows of its
 /// tail. `starts` gets a pair for each row: its first document, counted from `first_entry`, and the
 /// token of it. Throws std::out_of_range if the sizes are not those of the counts.
 template <class T>
-void pack_documents(std::span<const std::int64_t> entries, const PackingRules& rules,
-                    std::int64_t first_entry, std::span<std::int32_t> documents,
-                    std::span<T> starts);
+void pack_documents(std::span<const std::int32_t> group, std::span<const std::int32_t> lengths,
+                    const PackingRules& rules, std::int64_t first_entry,
+                    std::span<std::int32_t> documents, std::span<T> starts);
 
-extern template void pack_documents(std::span<const std::int64_t>, const PackingRules&,
-                                    std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>);
-extern template void pack_documents(std::span<const std::int64_t>, const PackingRules&,
-                                    std::int64_t, std::span<std::int32_t>, std::span<std::int64_t>);
+extern template void pack_documents(std::span<const std::int32_t>, std::span<const std::int32_t>,
+                                    const PackingRules&, std::int64_t, std::span<std::int32_t>,
+                                    std::span<std::int32_t>);
+extern template void pack_documents(std::span<const std::int32_t>, std::span<const std::int32_t>,
+                                    const PackingRules&, std::int64_t, std::span<std::int32_t>,
+                                    std::span<std::int64_t>);
 
 }  // namespace distcache

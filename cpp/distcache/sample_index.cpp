@@ -1,32 +1,33 @@
 #include "distcache/sample_index.hpp"
 
 #include <cassert>
-
-#include "distcache/dispatch.hpp"
+#include <cstddef>
 
 namespace distcache {
-namespace {
 
-struct FillEntries {
-    template <Instructions>
-    DISTCACHE_KERNEL void run(UnalignedView<std::int32_t> lengths, std::int64_t begin,
-                              std::span<std::int64_t> out) {
-        const auto size = static_cast<std::int64_t>(out.size());
-        for (std::int64_t k = 0; k < size; ++k) {
-            out[static_cast<std::size_t>(k)] = Entry::of(begin + k, lengths[begin + k]);
+void look_up_lengths(std::span<const std::uint16_t> narrow, UnalignedView<std::int32_t> lengths,
+                     std::int64_t begin, std::span<const std::int32_t> sequences,
+                     std::span<std::int32_t> out) {
+    assert(out.size() == sequences.size());
+    constexpr std::size_t ahead = 64;  // sequences between a prefetch and its use
+    const auto place = [&](std::size_t i) {
+        return static_cast<std::size_t>(sequences[i] - begin);
+    };
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+        if (i + ahead < sequences.size()) {
+            __builtin_prefetch(narrow.data() + place(i + ahead));
+        }
+        assert(place(i) < narrow.size());
+        const std::uint16_t length = narrow[place(i)];
+        out[i] = length;
+        if (length == longer) [[unlikely]] {
+            out[i] = lengths[sequences[i]];
         }
     }
-};
-
-}  // namespace
-
-void fill_entries(UnalignedView<std::int32_t> lengths, std::int64_t begin,
-                  std::span<std::int64_t> out) {
-    dispatched<FillEntries>(lengths, begin, out);
 }
 
 template <class T>
-std::int64_t emit_boundaries(std::span<const std::int64_t> entries, std::int64_t slice_begin,
+std::int64_t emit_boundaries(std::span<const std::int32_t> lengths, std::int64_t slice_begin,
                              SampleShape shape, Cursor& cursor, std::span<T> pairs) {
     assert(cursor.position >= slice_begin && cursor.token >= 0 && shape.sequence_length > 0);
     const std::int64_t wanted = shape.token_of(cursor.sample);
@@ -34,11 +35,11 @@ std::int64_t emit_boundaries(std::span<const std::int64_t> entries, std::int64_t
     assert(wanted >= cursor.token || cursor.sample == 0);
     T* out = pairs.data();
     T* const out_end = out + pairs.size() / 2 * 2;
-    const auto size = static_cast<std::int64_t>(entries.size());
+    const auto size = static_cast<std::int64_t>(lengths.size());
     std::int64_t local = cursor.position - slice_begin;
     std::int64_t left = wanted - cursor.token;  // tokens from the document on to the boundary
     const auto length_at = [&](std::int64_t i) {
-        return Entry::length(entries[static_cast<std::size_t>(i)]);
+        return std::int64_t{lengths[static_cast<std::size_t>(i)]};
     };
     const auto write = [&] {
         out[0] = static_cast<T>(slice_begin + local);
@@ -74,9 +75,9 @@ std::int64_t emit_boundaries(std::span<const std::int64_t> entries, std::int64_t
     return emitted;
 }
 
-template std::int64_t emit_boundaries(std::span<const std::int64_t>, std::int64_t, SampleShape,
+template std::int64_t emit_boundaries(std::span<const std::int32_t>, std::int64_t, SampleShape,
                                       Cursor&, std::span<std::int32_t>);
-template std::int64_t emit_boundaries(std::span<const std::int64_t>, std::int64_t, SampleShape,
+template std::int64_t emit_boundaries(std::span<const std::int32_t>, std::int64_t, SampleShape,
                                       Cursor&, std::span<std::int64_t>);
 
 }  // namespace distcache

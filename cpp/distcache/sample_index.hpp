@@ -7,24 +7,17 @@
 
 namespace distcache {
 
-/// An entry of a document index while it is made: the document in the lower 32 bits and its length
-/// in tokens in the upper. The length travels with the document through the shuffle, which saves a
-/// cache miss for each entry afterwards.
-struct Entry {
-    static constexpr int length_shift = 32;
+/// A length in 16 bits that stands for itself and all above.
+inline constexpr std::uint16_t longer = 0xffff;
 
-    static std::int64_t length(std::int64_t entry) { return entry >> length_shift; }
-
-    static std::int64_t of(std::int64_t document, std::int32_t length) {
-        const auto upper = static_cast<std::uint64_t>(std::int64_t{length}) << length_shift;
-        return static_cast<std::int64_t>(upper | static_cast<std::uint32_t>(document));
-    }
-};
-
-/// The entries of documents begin, begin + 1, ... as they are before any shuffle.
-/// Requires begin + out.size() lengths.
-void fill_entries(UnalignedView<std::int32_t> lengths, std::int64_t begin,
-                  std::span<std::int64_t> out);
+/// The lengths of sequences in any order, from a table in 16 bits of those from `begin` on.
+///
+/// Each one is a cache miss. In an `.idx` lengths have twice the size, and lie in small pages,
+/// whose translation misses, too: that takes twice as long. It is asked for `longer` ones, which
+/// are few where there are many sequences. Requires that the table and `lengths` have all of them.
+void look_up_lengths(std::span<const std::uint16_t> narrow, UnalignedView<std::int32_t> lengths,
+                     std::int64_t begin, std::span<const std::int32_t> sequences,
+                     std::span<std::int32_t> out);
 
 /// How samples are cut from the tokens of a document index.
 struct SampleShape {
@@ -47,18 +40,18 @@ struct Cursor {
 
 /// Emit boundaries as pairs (position in the document index, offset in that document).
 ///
-/// `entries` is the slice of the document index that starts at position `slice_begin`. Boundary
-/// s is a function of token position alone, so a rank that knows the number of tokens before its
-/// slice emits its boundaries by itself. Stops when `pairs` is full or the slice is consumed,
-/// leaves `cursor` there, and returns the number of pairs; those after them hold anything.
-/// Requires cursor.position to lie within the slice.
+/// `lengths` are those of the documents of a slice of the document index, in tokens; the slice
+/// starts at position `slice_begin`. Boundary s is a function of token position alone, so a rank
+/// that knows the number of tokens before its slice emits its boundaries by itself. Stops when
+/// `pairs` is full or the slice is consumed, leaves `cursor` there, and returns the number of
+/// pairs; those after them hold anything. Requires cursor.position to lie within the slice.
 template <class T>
-std::int64_t emit_boundaries(std::span<const std::int64_t> entries, std::int64_t slice_begin,
+std::int64_t emit_boundaries(std::span<const std::int32_t> lengths, std::int64_t slice_begin,
                              SampleShape shape, Cursor& cursor, std::span<T> pairs);
 
-extern template std::int64_t emit_boundaries(std::span<const std::int64_t>, std::int64_t,
+extern template std::int64_t emit_boundaries(std::span<const std::int32_t>, std::int64_t,
                                              SampleShape, Cursor&, std::span<std::int32_t>);
-extern template std::int64_t emit_boundaries(std::span<const std::int64_t>, std::int64_t,
+extern template std::int64_t emit_boundaries(std::span<const std::int32_t>, std::int64_t,
                                              SampleShape, Cursor&, std::span<std::int64_t>);
 
 }  // namespace distcache

@@ -153,16 +153,15 @@ void skip_shuffle(std::uint64_t size, std::uint64_t stop, Mt19937& generator,
 }
 
 template <class Position>
-void gather(std::span<const std::int64_t> values, std::span<const Position> positions,
-            std::span<std::int64_t> out) {
+void gather(UnalignedView<std::int32_t> values, std::span<const Position> positions,
+            std::span<std::int32_t> out) {
     constexpr std::size_t ahead = 64;  // positions between a prefetch and its use
-    const auto at = [&](std::size_t i) { return static_cast<std::size_t>(positions[i]); };
     const std::size_t size = positions.size();
     for (std::size_t i = 0; i < size; ++i) {
         if (i + ahead < size) {
-            __builtin_prefetch(values.data() + at(i + ahead));
+            values.prefetch(positions[i + ahead]);
         }
-        out[i] = values[at(i)];
+        out[i] = values[positions[i]];
     }
 }
 
@@ -179,10 +178,10 @@ void draw(std::uint64_t first, std::span<std::uint64_t> draws, Mt19937& generato
     }
 }
 
-template void gather(std::span<const std::int64_t>, std::span<const std::int32_t>,
-                     std::span<std::int64_t>);
-template void gather(std::span<const std::int64_t>, std::span<const std::int64_t>,
-                     std::span<std::int64_t>);
+template void gather(UnalignedView<std::int32_t>, std::span<const std::int32_t>,
+                     std::span<std::int32_t>);
+template void gather(UnalignedView<std::int32_t>, std::span<const std::int64_t>,
+                     std::span<std::int32_t>);
 template Partitioning partitioning_for<std::int32_t>(std::uint64_t, long);
 template Partitioning partitioning_for<std::uint32_t>(std::uint64_t, long);
 template Partitioning partitioning_for<std::int64_t>(std::uint64_t, long);

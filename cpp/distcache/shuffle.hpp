@@ -7,6 +7,7 @@
 #include "distcache/huge_memory.hpp"
 #include "distcache/instructions.hpp"
 #include "distcache/mt19937.hpp"
+#include "distcache/unaligned.hpp"
 
 namespace distcache {
 
@@ -60,13 +61,13 @@ void draw(std::uint64_t first, std::span<std::uint64_t> draws, Mt19937& generato
 
 /// out[i] = values[positions[i]]; requires every position to lie within the values.
 template <class Position>
-void gather(std::span<const std::int64_t> values, std::span<const Position> positions,
-            std::span<std::int64_t> out);
+void gather(UnalignedView<std::int32_t> values, std::span<const Position> positions,
+            std::span<std::int32_t> out);
 
-extern template void gather(std::span<const std::int64_t>, std::span<const std::int32_t>,
-                            std::span<std::int64_t>);
-extern template void gather(std::span<const std::int64_t>, std::span<const std::int64_t>,
-                            std::span<std::int64_t>);
+extern template void gather(UnalignedView<std::int32_t>, std::span<const std::int32_t>,
+                            std::span<std::int32_t>);
+extern template void gather(UnalignedView<std::int32_t>, std::span<const std::int64_t>,
+                            std::span<std::int32_t>);
 extern template Partitioning partitioning_for<std::int32_t>(std::uint64_t, long);
 extern template Partitioning partitioning_for<std::int64_t>(std::uint64_t, long);
 extern template void shuffle(std::span<std::int32_t>, std::uint64_t, Mt19937&,

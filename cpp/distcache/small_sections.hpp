@@ -4,6 +4,7 @@
 #include <span>
 
 #include "distcache/sample_index.hpp"
+#include "distcache/unaligned.hpp"
 
 namespace distcache {
 

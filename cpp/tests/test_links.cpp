@@ -4,7 +4,6 @@
 
 #include "catch.hpp"
 #include "distcache/links.hpp"
-#include "distcache/sample_index.hpp"
 #include "distcache/shuffle.hpp"
 
 using namespace distcache;
@@ -85,16 +84,4 @@ TEST_CASE("keys are grouped by the range that they lie in, in order") {
     group_by_range(keys, bounds, order, counts);
     REQUIRE(order == Numbers{1, 5, 0, 2, 4, 3, 6});
     REQUIRE(counts == std::vector<std::int64_t>{2, 0, 3, 2});
-}
-
-TEST_CASE("entries at shuffled positions have the lengths of their documents") {
-    const std::vector<std::int32_t> lengths{5, 6, 7, 8, 9};
-    const Numbers positions{0, 4, 3, 2};
-    std::vector<std::int64_t> entries(4);
-    entries_at({lengths.data(), 5}, 1, 3, positions, entries);
-    const auto entry = [](std::int64_t document, std::int64_t length) {
-        return (length << Entry::length_shift) | document;
-    };
-    REQUIRE(entries ==
-            std::vector<std::int64_t>{entry(1, 6), entry(2, 7), entry(1, 6), entry(3, 8)});
 }

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <iterator>
 #include <random>
 #include <vector>
 
@@ -8,18 +10,9 @@ using namespace distcache;
 
 namespace {
 
-std::vector<std::int64_t> entries_with(const std::vector<std::int64_t>& lengths) {
-    std::vector<std::int64_t> entries;
-    for (const std::int64_t length : lengths) {
-        entries.push_back((length << Entry::length_shift) |
-                          static_cast<std::int64_t>(entries.size()));
-    }
-    return entries;
-}
-
 // One token after the other: boundary s is where token s * L - 1 + extra lies, plus one token
 // without an extra one.
-std::vector<std::int64_t> slow_rows(const std::vector<std::int64_t>& lengths, SampleShape shape) {
+std::vector<std::int64_t> slow_rows(const std::vector<std::int32_t>& lengths, SampleShape shape) {
     std::vector<std::int64_t> rows;
     std::int64_t token = 0;
     std::int64_t sample = 1;
@@ -35,11 +28,11 @@ std::vector<std::int64_t> slow_rows(const std::vector<std::int64_t>& lengths, Sa
     return rows;
 }
 
-std::vector<std::int64_t> random_lengths(std::mt19937& random, std::size_t size) {
-    std::vector<std::int64_t> lengths(size);
+std::vector<std::int32_t> random_lengths(std::mt19937& random, std::size_t size) {
+    std::vector<std::int32_t> lengths(size);
     for (auto& length : lengths) {
         const auto kind = random() % 8;
-        length = static_cast<std::int64_t>(kind == 0   ? 0
+        length = static_cast<std::int32_t>(kind == 0   ? 0
                                            : kind == 1 ? random() % 300
                                                        : random() % 9);
     }
@@ -47,14 +40,14 @@ std::vector<std::int64_t> random_lengths(std::mt19937& random, std::size_t size)
 }
 
 template <class T>
-std::vector<std::int64_t> rows_in_slices(const std::vector<std::int64_t>& entries,
+std::vector<std::int64_t> rows_in_slices(const std::vector<std::int32_t>& lengths,
                                          SampleShape shape, std::size_t slice, std::size_t room) {
     std::vector<std::int64_t> rows;
     Cursor cursor{0, 0, 1};
     std::vector<T> pairs(2 * room);
-    for (std::size_t begin = 0; begin < entries.size(); begin += slice) {
+    for (std::size_t begin = 0; begin < lengths.size(); begin += slice) {
         const auto part =
-            std::span(entries).subspan(begin, std::min(slice, entries.size() - begin));
+            std::span(lengths).subspan(begin, std::min(slice, lengths.size() - begin));
         const auto end = static_cast<std::int64_t>(begin + part.size());
         while (cursor.position < end) {
             const auto count = emit_boundaries(part, static_cast<std::int64_t>(begin), shape,
@@ -71,15 +64,14 @@ TEST_CASE("boundaries are those of counting tokens, in any slices and with any r
     std::mt19937 random(1);
     for (int round = 0; round < 60; ++round) {
         const auto lengths = random_lengths(random, random() % 90);
-        const auto entries = entries_with(lengths);
         for (const std::int64_t length : {1, 2, 7, 64}) {
             for (const std::int64_t extra : {0, 1}) {
                 const SampleShape shape{length, extra};
                 const auto expected = slow_rows(lengths, shape);
                 const std::size_t slice = 1 + random() % 40;
                 const std::size_t room = 1 + random() % 20;
-                REQUIRE(rows_in_slices<std::int64_t>(entries, shape, slice, room) == expected);
-                REQUIRE(rows_in_slices<std::int32_t>(entries, shape, slice, room) == expected);
+                REQUIRE(rows_in_slices<std::int64_t>(lengths, shape, slice, room) == expected);
+                REQUIRE(rows_in_slices<std::int32_t>(lengths, shape, slice, room) == expected);
             }
         }
     }
@@ -88,13 +80,13 @@ TEST_CASE("boundaries are those of counting tokens, in any slices and with any r
 TEST_CASE("positions and tokens beyond 2^32 are kept whole") {
     const std::int64_t begin = (std::int64_t{1} << 32) + 5;
     const std::int64_t token = (std::int64_t{1} << 40) + 1;
-    const std::vector<std::int64_t> lengths{10, 0, 2147483647, 3};
+    const std::vector<std::int32_t> lengths{10, 0, 2147483647, 3};
     const SampleShape shape{1 << 30, 1};
     const std::int64_t sample = token / shape.sequence_length + 1;
     Cursor cursor{begin, token, sample};
     std::vector<std::int64_t> pairs(20);
-    const auto count = emit_boundaries(std::span<const std::int64_t>(entries_with(lengths)), begin,
-                                       shape, cursor, std::span(pairs));
+    const auto count = emit_boundaries(std::span<const std::int32_t>(lengths), begin, shape, cursor,
+                                       std::span(pairs));
     REQUIRE(count == 2);
     REQUIRE(pairs[0] == begin + 2);
     REQUIRE(pairs[1] == (std::int64_t{1} << 30) - 11);
@@ -106,24 +98,35 @@ TEST_CASE("positions and tokens beyond 2^32 are kept whole") {
 }
 
 TEST_CASE("without room nothing moves past the next boundary") {
-    const auto entries = entries_with({5, 5});
+    const std::vector<std::int32_t> lengths{5, 5};
     Cursor cursor{0, 0, 1};
     std::vector<std::int64_t> none;
-    REQUIRE(emit_boundaries(std::span<const std::int64_t>(entries), 0, SampleShape{4, 1}, cursor,
+    REQUIRE(emit_boundaries(std::span<const std::int32_t>(lengths), 0, SampleShape{4, 1}, cursor,
                             std::span(none)) == 0);
     REQUIRE(cursor.position == 0);
     REQUIRE(cursor.sample == 1);
 }
 
-TEST_CASE("entries have documents and lengths, from lengths at any address") {
+TEST_CASE("lengths are looked up in any order, from lengths at any address") {
+    const std::vector<std::int32_t> lengths{3, 0, 7, 65'534, 65'535, 2'000'000'000, 5};
     std::vector<unsigned char> bytes(1);  // the lengths that follow are unaligned
-    const std::vector<std::int32_t> lengths{3, 0, 7, 2'000'000'000};
     bytes.insert(bytes.end(), reinterpret_cast<const unsigned char*>(lengths.data()),
                  reinterpret_cast<const unsigned char*>(lengths.data() + lengths.size()));
-    std::vector<std::int64_t> entries(3);
-    fill_entries({bytes.data() + 1, 4}, 1, entries);
-    for (std::size_t k = 0; k < entries.size(); ++k) {
-        CHECK(Entry::length(entries[k]) == lengths[k + 1]);
-        CHECK(static_cast<std::uint32_t>(entries[k]) == k + 1);
+    constexpr std::int64_t begin = 1;
+    std::vector<std::uint16_t> narrow;
+    for (std::size_t k = begin; k < lengths.size(); ++k) {
+        narrow.push_back(static_cast<std::uint16_t>(std::min<std::int32_t>(lengths[k], longer)));
+    }
+    std::mt19937 random(1);
+    for (const std::size_t size : {0, 1, 3, 64, 65, 500}) {
+        std::vector<std::int32_t> sequences(size);
+        std::vector<std::int32_t> expected(size);
+        for (std::size_t i = 0; i < size; ++i) {
+            sequences[i] = static_cast<std::int32_t>(begin + random() % narrow.size());
+            expected[i] = lengths[static_cast<std::size_t>(sequences[i])];
+        }
+        std::vector<std::int32_t> found(size);
+        look_up_lengths(narrow, {bytes.data() + 1, std::ssize(lengths)}, begin, sequences, found);
+        REQUIRE(found == expected);
     }
 }

@@ -130,18 +130,18 @@ TEST_CASE("a shuffle cut in two, its lower half done on positions, is the whole 
     for (const std::size_t size : sizes) {
         for (const std::size_t pivot : {1u, 2u, 17u, 512u, 33000u}) {
             Mt19937 whole(21);
-            auto expected = counting<std::int64_t>(size);
+            auto expected = counting<std::int32_t>(size);
             shuffle(std::span(expected), 1, whole);
 
             Mt19937 upper(21);
-            auto values = counting<std::int64_t>(size);
+            auto values = counting<std::int32_t>(size);
             shuffle(std::span(values), pivot, upper);
             Mt19937 lower(21);
             skip_shuffle(size, pivot, lower);
             auto positions = counting<std::int32_t>(std::min(pivot, size));
             shuffle(std::span(positions), 1, lower);
-            std::vector<std::int64_t> below(positions.size());
-            gather(std::span<const std::int64_t>(values), std::span<const std::int32_t>(positions),
+            std::vector<std::int32_t> below(positions.size());
+            gather({values.data(), std::ssize(values)}, std::span<const std::int32_t>(positions),
                    std::span(below));
             std::copy(below.begin(), below.end(), values.begin());
             REQUIRE(values == expected);

@@ -17,18 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.builder.arrays import ArrayWriter
-from distcache.builder.entries import tokens_of
 from distcache.builder.job import Job
 from distcache.builder.section_slice import SectionSlice, draw_bounds, joined_digests, windows
-from distcache.kernels import NO_LINK, Mt19937, draws_within, entries_at, group_by_range, link_steps
-from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES, ENTRY_BYTES
+from distcache.kernels import NO_LINK, Mt19937, draws_within, gather, group_by_range, link_steps
+from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES
 from distcache.plan.model import STRIPE, SectionPlan
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
-CHUNK_ENTRIES: Final = CHUNK_BYTES // ENTRY_BYTES
+CHUNK_DOCUMENTS: Final = CHUNK_BYTES // DOCUMENT_BYTES
 PIECE_STEPS: Final = 1 << 22  # steps that a rank examines, or sends values of, at a time
 Numbers = NDArray[np.uint32]
 
@@ -55,40 +54,41 @@ def build_linked(job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
     communicator, section = job.communicator, job.plan.sections[item]
     generator = Mt19937(section.seed)
     bounds = slice_bounds(section.documents, communicator.size, STRIPE // DOCUMENT_BYTES)
-    entries = _shuffled_entries(job, section, generator, bounds)
-    tokens = communicator.allgather(tokens_of(entries), int, "sums of lengths")
+    documents, lengths = _shuffled_documents(job, section, generator, bounds)
+    tokens = communicator.allgather(int(lengths.sum(dtype=np.int64)), int, "sums of lengths")
     firsts = [0, *itertools.accumulate(tokens[:-1])]
     part = SectionSlice(communicator, section, job.places(item), file, bounds, firsts)
     first = bounds[communicator.rank]
-    for step in windows(bounds, CHUNK_ENTRIES):
+    for step in windows(bounds, CHUNK_DOCUMENTS):
         begin, end = step[communicator.rank]
-        some = entries[begin - first : end - first]
-        on_all_ranks(communicator, partial(part.feed, begin, some), "writing documents")
+        own = slice(begin - first, end - first)
+        feed = partial(part.feed, begin, documents[own], lengths[own])
+        on_all_ranks(communicator, feed, "writing documents")
     leaves = part.finish()
-    del entries, some  # with their memory, before the samples take theirs
+    del documents, lengths, feed  # with their memory, before the samples take theirs
     leaves["shuffle_index"] = _write_samples(job, item, file, generator)
     return joined_digests(communicator, leaves)
 
 
-def _shuffled_entries(
+def _shuffled_documents(
     job: Job, section: SectionPlan, generator: Mt19937, bounds: Sequence[int]
-) -> NDArray[np.int64]:
-    """Return the entries of this rank's slice of the document index. Collective."""
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return this rank's slice of the document index, and the lengths. Collective."""
     communicator = job.communicator
     positions = _shuffle(
         communicator, generator, section.first_documents, section.documents, bounds
     )
 
-    def look_up() -> NDArray[np.int64]:
+    def look_up() -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         idx = job.idx(section)
-        entries = np.empty(sum(map(len, positions)), np.int64)
-        done = 0
-        for part in positions:
-            out = entries[done : done + len(part)]
-            entries_at(idx.lengths, section.begin, section.end - section.begin, part, out)
-            done += len(part)
+        in_passes = np.concatenate(positions)
+        in_passes %= np.uint32(section.end - section.begin)
+        in_passes += np.uint32(section.begin)
+        documents = in_passes.view(np.int32)
+        lengths = np.empty(documents.shape, np.int32)
+        gather(idx.lengths, documents, lengths)
         idx.require_intact()
-        return entries
+        return documents, lengths
 
     return on_all_ranks(communicator, look_up, "looking up lengths")
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.builder.arrays import ArrayWriter, write_in_chunks
-from distcache.builder.entries import Entries, EntryMemory
+from distcache.builder.document_index import IndexPart, LargeArray, Lengths
 from distcache.builder.sections import cut_section
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937
@@ -32,7 +32,7 @@ from distcache.plan.orders import ORDERS
 from distcache.plan.sizes import Cut
 from distcache.storage.unfinished_file import UnfinishedFile
 
-CHUNK_SEQUENCES: Final = 1 << 20  # sequences whose lengths are widened at a time
+CHUNK_SEQUENCES: Final = 1 << 20  # sequences whose lengths are looked up at a time
 
 
 def build_passes(
@@ -68,23 +68,23 @@ def build_passes(
         for window in _all_windows(section, shards):
             writer.append(window)
         return {"document_index": writer.finish()}
-    memory = EntryMemory(section.documents)
+    memory = LargeArray(section.documents)
+    lengths = Lengths(idx, section.begin, section.end)
     tokens = [0]
     done = 0
     for window in _all_windows(section, shards):
         tokens.append(tokens[-1])
         for begin in range(0, len(window), CHUNK_SEQUENCES):
             some = window[begin : begin + CHUNK_SEQUENCES]
-            lengths = idx.lengths[some].astype(np.int64)
-            memory.values[done : done + len(some)] = lengths << 32 | some
-            tokens[-1] += int(lengths.sum())
+            memory.values[done : done + len(some)] = some
+            tokens[-1] += int(lengths.of(some).sum(dtype=np.int64))
             done += len(some)
     bounds = sample_bounds(np.array(tokens), section.cut)
     samples = _shuffle_within(section, bounds)
     digest = write_in_chunks(file, places["shuffle_index"], samples).finish()
     del samples
-    parts = (Entries(0, memory, np.empty(0, np.int32)),)
-    return cut_section(section, parts, places, file, map) | {"shuffle_index": digest}
+    parts = (IndexPart(0, memory),)
+    return cut_section(section, lengths, parts, places, file, map) | {"shuffle_index": digest}
 
 
 def _all_windows(section: SectionPlan, shards: NDArray[np.int64]) -> Iterator[NDArray[np.int32]]:

@@ -1,4 +1,4 @@
-"""A slice of a section: rows of a sample index, from the entries of a document index."""
+"""A slice of a section: rows of a sample index, from the lengths of its documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.builder.arrays import ArrayWriter
-from distcache.builder.entries import documents_of, tokens_of
 from distcache.cache.digests import joined_digest
 from distcache.kernels import Cursor, emit_boundaries
 from distcache.plan.layout import ArrayPlace
@@ -202,7 +201,7 @@ class ArraySlice:
 
 
 class RowCutter:
-    """Cuts consecutive rows from entries that are fed to it in order.
+    """Cuts consecutive rows from the lengths of documents, which are fed to it in order.
 
     Row 0 is (0, 0). Rows whose token is beyond the last end with the last document: a partial
     sample that is kept.
@@ -214,11 +213,16 @@ class RowCutter:
     rows : (int, int)
         The first row, and the one after the last.
     start : (int, int)
-        The position of the first entry that will be fed, and the tokens before it.
+        The position of the first document that will be fed, and the tokens before it.
     room : int
         Rows in the buffer.
     sink : callable
         Takes the rows, int32 or int64 of shape (at most room, 2). It must not keep them.
+
+    Attributes
+    ----------
+    left : int
+        Rows that are not passed on yet.
     """
 
     def __init__(
@@ -230,24 +234,24 @@ class RowCutter:
         sink: Callable[[NDArray[Any]], None],
     ) -> None:
         self._section = section
-        self._left = rows[1] - rows[0]
+        self.left = rows[1] - rows[0]
         self._cursor = Cursor(*start, max(rows[0], 1))
-        self._held = np.empty((min(room, self._left), 2), section.sample_type)
+        self._held = np.empty((min(room, self.left), 2), section.sample_type)
         self._count = 0
         self._sink = sink
         self._last_length = 0
-        if rows[0] == 0 and self._left:
+        if rows[0] == 0 and self.left:
             self._held[0] = 0
             self._count = 1
 
-    def feed(self, entries: NDArray[np.int64], begin: int) -> None:
-        """Cut the rows whose tokens are in entries; `begin` is the position of the first."""
-        if entries.size:
-            self._last_length = tokens_of(entries[-1:])
-        while self._left:
-            room = min(self._left, len(self._held))
+    def feed(self, lengths: NDArray[np.int32], begin: int) -> None:
+        """Cut the rows whose tokens are in documents; `begin` is the position of the first."""
+        if lengths.size:
+            self._last_length = int(lengths[-1])
+        while self.left:
+            room = min(self.left, len(self._held))
             self._count += emit_boundaries(
-                entries,
+                lengths,
                 begin,
                 self._section.cut.sequence_length,
                 self._section.cut.extra_token,
@@ -261,15 +265,15 @@ class RowCutter:
     def finish(self) -> None:
         """Add the rows that are beyond the last token, and pass on what is held."""
         offset = self._last_length - int(self._section.cut.extra_token)
-        while self._left:
-            room = min(self._left, len(self._held))
+        while self.left:
+            room = min(self.left, len(self._held))
             self._held[self._count : room] = (self._section.documents - 1, offset)
             self._count = room
             self._pass_on()
 
     def _pass_on(self) -> None:
         self._sink(self._held[: self._count])
-        self._left -= self._count
+        self.left -= self._count
         self._count = 0
 
 
@@ -312,18 +316,18 @@ class SectionSlice:
         own = (rows[rank], rows[rank + 1])
         self._cutter = RowCutter(section, own, start, room, self._rows.append)
 
-    def feed(self, begin: int, entries: NDArray[np.int64]) -> None:
-        """Write the documents of entries, and cut the rows whose tokens are in them.
+    def feed(self, begin: int, documents: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+        """Write documents, and cut the rows whose tokens are in them.
 
         Parameters
         ----------
         begin : int
-            The position of the first entry.
-        entries : ndarray of int64
-            The next ones of the slice.
+            The position of the first one.
+        documents, lengths : ndarray of int32
+            The next ones of the slice, and their lengths in tokens.
         """
-        self._documents.append(documents_of(entries))
-        self._cutter.feed(entries, begin)
+        self._documents.append(documents)
+        self._cutter.feed(lengths, begin)
 
     def finish(self) -> dict[str, bytes]:
         """Add the rows beyond the last token, and write what other ranks have cut. Collective.

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.builder.arrays import ArrayWriter, write_in_chunks
-from distcache.builder.entries import (
-    Entries,
-    EntryMemory,
-    LaterEntries,
-    documents_of,
+from distcache.builder.document_index import (
+    IndexPart,
+    LargeArray,
+    LaterPart,
+    Lengths,
     fill_passes,
     read_across,
     shuffle_last,
@@ -28,15 +28,16 @@ from distcache.builder.section_slice import RowCutter
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937
 from distcache.plan.layout import ArrayPlace
-from distcache.plan.memory import CHUNK_BYTES, ENTRY_BYTES, pivot_of
+from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES, pivot_of
 from distcache.plan.model import SectionPlan
 from distcache.storage.unfinished_file import UnfinishedFile
 
-CHUNK_ENTRIES: int = CHUNK_BYTES // ENTRY_BYTES
-InOrder = Callable[[Callable[[int], NDArray[np.int64]], range], Iterator[NDArray[np.int64]]]
+CHUNK_DOCUMENTS: int = CHUNK_BYTES // DOCUMENT_BYTES
+LOOK_UP: int = 1 << 15  # documents that are cut while their lengths are in the caches
+InOrder = Callable[[Callable[[int], NDArray[np.int32]], range], Iterator[NDArray[np.int32]]]
 """Applies a function to numbers, and yields the results in their order."""
-Rest = tuple[NDArray[Any], EntryMemory, str]
-"""The lower positions, the entries of the last pass, and the digest of the shuffle index."""
+Rest = tuple[NDArray[Any], LargeArray, str]
+"""The lower positions, the documents of the last pass, and the digest of the shuffle index."""
 
 
 def build_section(
@@ -67,44 +68,46 @@ def build_section(
     dict of str to str
         The digest of each array.
     """
-    memory = EntryMemory(section.first_documents)
+    memory = LargeArray(section.first_documents)
     if workers < 2:
         return _build_alone(section, idx, memory, places, file)
     pivot, upper = pivot_of(section, workers), memory.values
 
     def rest(generator: Mt19937) -> Rest:
         lower = shuffle_lower(pivot, generator)
-        last = shuffle_last(section, idx, generator)
+        last = shuffle_last(section, generator)
         return lower, last, _write_shuffle(section, generator, places, file)
 
     with ThreadPoolExecutor(1) as helper:
         half = upper.size // 2
-        filled = helper.submit(fill_passes, section, idx, upper[half:], half)
-        fill_passes(section, idx, upper[:half], 0)
+        filled = helper.submit(fill_passes, section, upper[half:], half)
+        fill_passes(section, upper[:half], 0)
         filled.result()
         done = helper.submit(lambda: rest(skip_upper(section, pivot)))
         shuffle_upper(pivot, upper, Mt19937(section.seed))
         lower, last, shuffle_digest = done.result()
-        parts = (Entries(0, memory, lower), Entries(upper.size, last))
-        cut = cut_section(section, parts, places, file, partial(_one_ahead, helper))
+        parts = (IndexPart(0, memory, lower), IndexPart(upper.size, last))
+        lengths = Lengths(idx, section.begin, section.end)
+        cut = cut_section(section, lengths, parts, places, file, partial(_one_ahead, helper))
     return cut | {"shuffle_index": shuffle_digest}
 
 
 def _build_alone(
     section: SectionPlan,
     idx: Idx,
-    memory: EntryMemory,
+    memory: LargeArray,
     places: dict[str, ArrayPlace],
     file: UnfinishedFile,
 ) -> dict[str, str]:
     """Build a section by one thread: the last pass is shuffled when the others are written."""
     generator = Mt19937(section.seed)
-    fill_passes(section, idx, memory.values, 0)
+    fill_passes(section, memory.values, 0)
     shuffle_upper(0, memory.values, generator)
-    last = LaterEntries(
-        section.first_documents, section.documents, lambda: shuffle_last(section, idx, generator)
+    last = LaterPart(
+        section.first_documents, section.documents, lambda: shuffle_last(section, generator)
     )
-    cut = cut_section(section, (Entries(0, memory), last), places, file, map)
+    lengths = Lengths(idx, section.begin, section.end)
+    cut = cut_section(section, lengths, (IndexPart(0, memory), last), places, file, map)
     return cut | {"shuffle_index": _write_shuffle(section, generator, places, file)}
 
 
@@ -118,7 +121,8 @@ def _write_shuffle(
 
 def cut_section(
     section: SectionPlan,
-    parts: tuple[Entries | LaterEntries, ...],
+    lengths: Lengths,
+    parts: tuple[IndexPart | LaterPart, ...],
     places: dict[str, ArrayPlace],
     file: UnfinishedFile,
     in_order: InOrder,
@@ -129,7 +133,9 @@ def cut_section(
     ----------
     section : SectionPlan
         Section to build.
-    parts : tuple of Entries
+    lengths : Lengths
+        Lengths of its sequences.
+    parts : tuple of IndexPart or LaterPart
         All of its document index, which is released.
     places : dict of str to ArrayPlace
         Place of each array in the file.
@@ -143,28 +149,31 @@ def cut_section(
     dict of str to str
         The digests of both.
     """
-    documents = ArrayWriter(file, places["document_index"])
+    writer = ArrayWriter(file, places["document_index"])
     rows = ArrayWriter(file, places["sample_index"])
     room = CHUNK_BYTES // (2 * np.dtype(section.sample_type).itemsize)
     cutter = RowCutter(section, (0, section.size.samples + 1), (0, 0), room, rows.append)
 
-    def write_documents(begin: int) -> NDArray[np.int64]:
-        entries = read_across(parts, begin, min(begin + CHUNK_ENTRIES, section.documents))
-        documents.append(documents_of(entries))
-        return entries
+    def write_documents(begin: int) -> NDArray[np.int32]:
+        chunk = read_across(parts, begin, min(begin + CHUNK_DOCUMENTS, section.documents))
+        writer.append(chunk)
+        return chunk
 
-    begins = range(0, section.documents, CHUNK_ENTRIES)
-    for begin, entries in zip(begins, in_order(write_documents, begins), strict=True):
-        cutter.feed(entries, begin)
+    begins = range(0, section.documents, CHUNK_DOCUMENTS)
+    for begin, documents in zip(begins, in_order(write_documents, begins), strict=True):
+        for first in range(0, len(documents), LOOK_UP):
+            if cutter.left:
+                some = documents[first : first + LOOK_UP]
+                cutter.feed(lengths.of(some), begin + first)
         for part in parts:
-            part.release(begin, begin + CHUNK_ENTRIES)
+            part.release(begin, begin + CHUNK_DOCUMENTS)
     cutter.finish()
-    return {"document_index": documents.finish(), "sample_index": rows.finish()}
+    return {"document_index": writer.finish(), "sample_index": rows.finish()}
 
 
 def _one_ahead(
-    helper: ThreadPoolExecutor, action: Callable[[int], NDArray[np.int64]], begins: range
-) -> Iterator[NDArray[np.int64]]:
+    helper: ThreadPoolExecutor, action: Callable[[int], NDArray[np.int32]], begins: range
+) -> Iterator[NDArray[np.int32]]:
     """Yield results in order, while the helper computes the next one."""
     if not begins:
         return

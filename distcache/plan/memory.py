@@ -12,20 +12,20 @@ from distcache.plan.model import NARROW, SectionPlan, nbytes_of
 BASE_MEMORY: Final = 160 << 20
 # Arrays are written in chunks of this many bytes.
 CHUNK_BYTES: Final = 8 << 20
-# A document; and a document with its length, during a build.
+# An entry of a document index; and the length of a sequence, for look-ups.
 DOCUMENT_BYTES: Final = 4
-ENTRY_BYTES: Final = 8
-# Smaller memory of entries comes from the allocator, which reuses it for the next section.
+LENGTH_BYTES: Final = 2
+# Smaller memory of documents comes from the allocator, which reuses it for the next section.
 MAPPED_FROM: Final = 32 << 20  # bytes
-# A document of a group: with its length, sorted by it, and in its row.
-PACKED_BYTES: Final = 16
+# A document of a group: itself and its length, twice; sorted by it, and in its row.
+PACKED_BYTES: Final = 18
 COUNTED_BYTES: Final = 64  # for each length: counts, rows that wait, and places
-PASS_BYTES: Final = 12  # for each sequence of a pass: its parts, all of it, and what is written
-# Bytes per value of the lists of a shuffle that is larger than the caches:
-# `capacity_of` in cpp/distcache/partitioned_shuffle.hpp, and two bytes for a step of a block. It
-# needs 2.3 on cores with a small second cache, whose regions have half the size.
-SHUFFLE_SPACE: Final = 2.35  # bytes
-SHUFFLE_SPACE_FROM: Final = 1 << 21
+PASS_BYTES: Final = 14  # for each sequence of a pass: its parts, all of it, a copy, its length
+# Bytes per value of the lists of a shuffle that is larger than the caches, by the bytes of a value:
+# `capacity_of` in cpp/distcache/partitioned_shuffle.hpp, and two bytes for a step of a block. They
+# suffice for cores with a small second cache, whose regions have half the size.
+SHUFFLE_SPACE: Final = {4: 1.6, 8: 2.35}
+SHUFFLE_SPACE_FROM: Final = 1 << 22
 
 
 def pivot_of(section: SectionPlan, workers: int) -> int:
@@ -44,33 +44,35 @@ def lower_type(pivot: int) -> np.dtype[np.int32] | np.dtype[np.int64]:
     return np.dtype(np.int32) if pivot <= NARROW else np.dtype(np.int64)
 
 
-def shuffle_space(values: int) -> int:
+def shuffle_space(values: int, itemsize: int = DOCUMENT_BYTES) -> int:
     """Return the bytes that a shuffle needs beside its values."""
-    return int(SHUFFLE_SPACE * values) if values > SHUFFLE_SPACE_FROM else 0
+    return int(SHUFFLE_SPACE[itemsize] * values) if values > SHUFFLE_SPACE_FROM else 0
 
 
 def memory_of_megatron(section: SectionPlan, workers: int) -> int:
     """Return the bytes of a rank that builds a section in Megatron's order (`builder.sections`)."""
     first, last = section.first_documents, section.documents - section.first_documents
+    samples = _samples_space(section)
+    lengths = LENGTH_BYTES * (section.end - section.begin)
     if workers < 2:  # passes before the last one are written before that is shuffled, and so on
-        sizes = (ENTRY_BYTES * first, ENTRY_BYTES * last)
+        sizes = (DOCUMENT_BYTES * first, DOCUMENT_BYTES * last)
         held = max(*sizes, _shuffle_bytes(section))
         held += sum(size for size in sizes if size < MAPPED_FROM)  # which is not released
-        space = shuffle_space(max(first, last, section.shuffled_samples))
-        return held + space + 4 * CHUNK_BYTES
+        space = max(shuffle_space(max(first, last)), samples)
+        return held + space + lengths + 4 * CHUNK_BYTES
     lower = _lower_memory(pivot_of(section, workers))
     # Each worker has a generator, with memory for the largest of its shuffles.
-    space = workers * shuffle_space(max(section.documents, section.shuffled_samples))
-    entries = ENTRY_BYTES * section.documents + space
-    return entries + lower + _shuffle_bytes(section) + 4 * CHUNK_BYTES
+    space = workers * max(shuffle_space(section.documents), samples)
+    documents = DOCUMENT_BYTES * section.documents + lower + _shuffle_bytes(section)
+    return documents + space + lengths + 4 * CHUNK_BYTES
 
 
 def memory_of_passes(section: SectionPlan, _workers: int) -> int:
     """Return the bytes of a rank that builds a section of whole passes (`builder.passes`)."""
-    entries = 0 if section.rows else ENTRY_BYTES * section.documents
+    documents = 0 if section.rows else DOCUMENT_BYTES * section.documents
     one_pass = PASS_BYTES * (section.end - section.begin)
-    space = shuffle_space(max(section.end - section.begin, section.shuffled_samples))
-    return entries + one_pass + space + _shuffle_bytes(section) + 4 * CHUNK_BYTES
+    space = max(shuffle_space(section.end - section.begin), _samples_space(section))
+    return documents + one_pass + space + _shuffle_bytes(section) + 4 * CHUNK_BYTES
 
 
 def memory_of_packed(section: SectionPlan, _workers: int) -> int:
@@ -88,6 +90,10 @@ def memory_of_packed(section: SectionPlan, _workers: int) -> int:
 
 def _lower_memory(pivot: int) -> int:
     return lower_type(pivot).itemsize * pivot
+
+
+def _samples_space(section: SectionPlan) -> int:
+    return shuffle_space(section.shuffled_samples, np.dtype(section.shuffle_type).itemsize)
 
 
 def _shuffle_bytes(section: SectionPlan) -> int:

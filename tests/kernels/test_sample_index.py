@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.kernels import Cursor, emit_boundaries, fill_entries
-from tests.kernels.truth import entries_of, sample_rows
+from distcache.kernels import LONGER, Cursor, emit_boundaries, look_up_lengths
+from tests.kernels.truth import sample_rows
 
 lengths = st.lists(st.one_of(st.just(0), st.integers(1, 9), st.integers(1, 400)), max_size=60)
 
@@ -19,10 +19,9 @@ def emit(
     sizes: list[int], length: int, extra: bool, slices: int, room: int, dtype: type
 ) -> list[tuple[int, int]]:
     """Emit all rows, from slices of the document index and a few at a time."""
-    entries = entries_of(range(len(sizes)), sizes)
     cursor, rows = Cursor(0, 0, 1), []
     begin = 0
-    for part in np.array_split(entries, slices):
+    for part in np.array_split(np.array(sizes, np.int32), slices):
         while cursor.position < begin + len(part):
             pairs = np.empty((room, 2), dtype)
             count = emit_boundaries(part, begin, length, extra, cursor, pairs)
@@ -53,9 +52,9 @@ def test_a_rank_emits_its_slice_alone(sizes: list[int], length: int, extra: bool
     before = sum(sizes[:cut])
     rows = sample_rows(sizes, length, int(extra))
     first = sum(position < cut for position, _ in rows)
-    entries = entries_of(range(cut, len(sizes)), sizes[cut:])
+    own = np.array(sizes[cut:], np.int32)
     pairs = np.empty((len(rows) + 1, 2), np.int64)
-    count = emit_boundaries(entries, cut, length, extra, Cursor(cut, before, first + 1), pairs)
+    count = emit_boundaries(own, cut, length, extra, Cursor(cut, before, first + 1), pairs)
     assert [tuple(row) for row in pairs[:count].tolist()] == rows[first:]
 
 
@@ -65,37 +64,47 @@ def test_positions_beyond_32_bits() -> None:
     length = 2**20
     cursor = Cursor(begin, token, token // length + 1)
     pairs = np.empty((8, 2), np.int64)
-    count = emit_boundaries(
-        entries_of([1, 2, 3], [0, 3 * length, 1]), begin, length, True, cursor, pairs
-    )
+    sizes = np.array([0, 3 * length, 1], np.int32)
+    count = emit_boundaries(sizes, begin, length, True, cursor, pairs)
     assert pairs[:count].tolist() == [[begin + 1, length], [begin + 1, 2 * length], [begin + 2, 0]]
     assert cursor.position == begin + 3
 
 
 def test_a_cursor_outside_its_slice_is_refused() -> None:
-    """It would read beyond the entries."""
+    """It would read beyond the lengths."""
     for position in (4, 8):
         with pytest.raises(ValueError, match="cursor"):
-            emit_boundaries(
-                entries_of([0, 0], [1, 1]),
-                5,
-                4,
-                True,
-                Cursor(position, 0, 1),
-                np.empty((1, 2), np.int64),
-            )
+            emit_boundaries(np.ones(2, np.int32), 5, 4, True, Cursor(position, 0, 1), PAIRS.copy())
 
 
-def test_entries_have_documents_and_lengths() -> None:
-    """Entries have documents and lengths from lengths at any address, as those of an index are."""
-    lengths = np.frombuffer(b"x" + np.arange(10, 20, dtype=np.int32).tobytes(), np.int32, 10, 1)
-    entries = np.empty(3, np.int64)
-    fill_entries(lengths, 4, entries)
-    assert entries.view(np.int32).reshape(-1, 2).tolist() == [[4, 14], [5, 15], [6, 16]]
+@given(
+    st.lists(st.one_of(st.integers(0, 99), st.integers(LONGER - 2, 2**31 - 1)), min_size=1),
+    st.data(),
+)
+def test_lengths_in_any_order(sizes: list[int], data: st.DataObject) -> None:
+    """From lengths at any address, as those of an index are, and also longer ones."""
+    begin = data.draw(st.integers(0, len(sizes) - 1))
+    chosen = data.draw(st.lists(st.integers(begin, len(sizes) - 1), max_size=200))
+    lengths = np.frombuffer(b"x" + np.array(sizes, np.int32).tobytes(), np.int32, len(sizes), 1)
+    narrow = np.minimum(lengths[begin:], LONGER).astype(np.uint16)
+    found = np.empty(len(chosen), np.int32)
+    look_up_lengths(narrow, lengths, begin, np.array(chosen, np.int32), found)
+    assert found.tolist() == [sizes[number] for number in chosen]
 
 
-@pytest.mark.parametrize("begin", [-1, 8])
-def test_entries_need_lengths(begin: int) -> None:
-    """Entries need lengths, or nothing is read."""
-    with pytest.raises(ValueError, match="a length for each entry"):
-        fill_entries(np.zeros(10, np.int32), begin, np.empty(3, np.int64))
+@pytest.mark.parametrize("sequence", [-(2**31), 3, 8, 2**31 - 1])
+def test_a_sequence_outside_the_range_is_refused(sequence: int) -> None:
+    """Nothing outside of the table is read."""
+    narrow, lengths = np.ones(4, np.uint16), np.ones(9, np.int32)
+    with pytest.raises(IndexError, match="within the range"):
+        look_up_lengths(
+            narrow, lengths, 4, np.array([5, sequence], np.int32), np.empty(2, np.int32)
+        )
+
+
+def test_a_table_of_more_than_all_lengths_is_refused() -> None:
+    """A long sequence has to be in the index as well."""
+    two = np.zeros(2, np.int32)
+    for begin in (-1, 6):
+        with pytest.raises(ValueError, match="both tables"):
+            look_up_lengths(np.ones(4, np.uint16), np.ones(9, np.int32), begin, two, two.copy())

@@ -11,6 +11,7 @@ from distcache.kernels import Mt19937, gather
 from tests.kernels.truth import legacy_draws
 
 seeds = st.integers(0, 2**32 - 1)
+PLACE = np.empty(1, np.int32)
 
 
 @given(seeds, st.integers(0, 5000), st.sampled_from([np.int32, np.uint32, np.int64]))
@@ -39,15 +40,15 @@ def test_a_shuffle_larger_than_the_caches_is_numpys(dtype: type) -> None:
 @given(seeds, st.integers(0, 3000), st.integers(1, 3000))
 def test_a_shuffle_can_be_cut_in_two(seed: int, size: int, pivot: int) -> None:
     """The steps below a pivot are a permutation of positions that another generator computes."""
-    whole = np.arange(size) * 3
+    whole = np.arange(size, dtype=np.int32) * 3
     np.random.RandomState(seed).shuffle(whole)
-    values = np.arange(size) * 3
+    values = np.arange(size, dtype=np.int32) * 3
     Mt19937(seed).shuffle(values, pivot)
     second = Mt19937(seed)
     second.skip_shuffle(size, pivot)
     positions = np.arange(min(pivot, size), dtype=np.int32)
     second.shuffle(positions)
-    lower = np.empty(len(positions), np.int64)
+    lower = np.empty(len(positions), np.int32)
     gather(values, positions, lower)
     np.testing.assert_array_equal(np.concatenate([lower, values[len(positions) :]]), whole)
 
@@ -95,4 +96,4 @@ def test_gather_stays_within_its_values() -> None:
     """A position outside is an error and never a read."""
     for position in (-1, 4, 2**31 - 1):
         with pytest.raises(IndexError):
-            gather(np.arange(4), np.array([position], np.int32), np.empty(1, np.int64))
+            gather(np.arange(4, dtype=np.int32), np.array([position], np.int32), PLACE)

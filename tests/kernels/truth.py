@@ -24,11 +24,6 @@ def legacy_draws(seed: int, first: int, count: int) -> list[int]:
     return draws
 
 
-def entries_of(documents: Sequence[int], lengths: Sequence[int]) -> NDArray[np.int64]:
-    """Join documents and lengths as a document index is made of them."""
-    return np.array(lengths, np.int64) << 32 | np.array(documents, np.int64)
-
-
 def sample_rows(lengths: Sequence[int], sequence_length: int, extra: int) -> list[tuple[int, int]]:
     """Find each boundary's document by searching the running sums of lengths."""
     ends = np.cumsum(np.array(lengths, np.int64))

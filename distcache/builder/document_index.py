@@ -1,4 +1,4 @@
-"""The document index during a build: documents with their lengths, shuffled by two workers.
+"""The document index during a build: the documents of all passes, shuffled by two workers.
 
 Megatron-Core's ``GPTDataset`` draws from one generator per section: it shuffles the documents of
 all passes (or of all but the last, and then the last), then the samples in the same way. A shuffle
@@ -18,16 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
-from distcache.kernels import Mt19937, fill_entries, gather
-from distcache.plan.memory import ENTRY_BYTES, MAPPED_FROM, lower_type
+from distcache.kernels import LONGER, Mt19937, gather, look_up_lengths
+from distcache.plan.memory import MAPPED_FROM, lower_type
 from distcache.plan.model import SectionPlan
 
 NOTHING: Final = np.empty(0, np.int32)
-FILL_STEP: Final = 1 << 22  # documents, after which the lengths of a large section are released
+FILL_STEP: Final = 1 << 18  # documents that are filled in, or narrowed, at a time
 
 
-class EntryMemory:
-    """Memory for entries that can be released piece by piece.
+class LargeArray:
+    """An array, in huge pages if it is large, whose memory can be released piece by piece.
 
     The page cache takes the released pages for what is written next. On virtual machines, where
     touching new memory is expensive, that makes writing several times faster.
@@ -35,67 +35,64 @@ class EntryMemory:
     Parameters
     ----------
     size : int
-        Entries.
+        Elements.
+    dtype : dtype
+        Type of the elements.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, dtype: type = np.int32) -> None:
         self._map: mmap.mmap | None = None
-        if ENTRY_BYTES * size < MAPPED_FROM:
-            self.values: NDArray[np.int64] = np.empty(size, np.int64)
+        self._itemsize = np.dtype(dtype).itemsize
+        if self._itemsize * size < MAPPED_FROM:
+            self.values: NDArray[Any] = np.empty(size, dtype)
         else:
-            self._map = mmap.mmap(-1, ENTRY_BYTES * size, flags=mmap.MAP_PRIVATE)
+            self._map = mmap.mmap(-1, self._itemsize * size, flags=mmap.MAP_PRIVATE)
             with contextlib.suppress(OSError):  # the kernel may have no huge pages
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-            self.values = np.frombuffer(self._map, np.int64, size)
+            self.values = np.frombuffer(self._map, dtype, size)
 
     def release(self, begin: int, end: int) -> None:
-        """Release entries [begin, end), as far as they fill pages."""
-        first = -(-ENTRY_BYTES * begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = ENTRY_BYTES * end // mmap.PAGESIZE * mmap.PAGESIZE
+        """Release positions [begin, end), as far as they fill pages."""
+        first = -(-self._itemsize * begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = self._itemsize * end // mmap.PAGESIZE * mmap.PAGESIZE
         if self._map is not None and first < last:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
-def fill_passes(section: SectionPlan, idx: Idx, entries: NDArray[np.int64], begin: int) -> None:
-    """Fill a slice of the document index before the shuffle, and release the lengths.
+def fill_passes(section: SectionPlan, documents: NDArray[np.int32], begin: int) -> None:
+    """Fill a slice of the document index as it is before the shuffle: pass after pass.
 
     Parameters
     ----------
     section : SectionPlan
         The section.
-    idx : Idx
-        Index of the section's corpus.
-    entries : ndarray of int64
-        The slice. Each entry gets the document in its lower 32 bits, and its length in tokens in
-        the upper.
+    documents : ndarray of int32
+        The slice.
     begin : int
         Start of the slice, counted from the start of any pass.
     """
     one_pass = section.end - section.begin
     done = 0
-    while done < len(entries):
+    while done < len(documents):
         first = section.begin + (begin + done) % one_pass
-        last = min(section.end, first + min(len(entries) - done, FILL_STEP))
-        fill_entries(idx.lengths, first, entries[done : done + last - first])
-        if one_pass > FILL_STEP:  # mapped lengths count as memory of the process
-            idx.release_lengths(first, last)
+        last = min(section.end, first + min(len(documents) - done, FILL_STEP))
+        documents[done : done + last - first] = np.arange(first, last, dtype=np.int32)
         done += last - first
-    idx.release_lengths(section.begin, section.end)
 
 
-def shuffle_upper(pivot: int, entries: NDArray[np.int64], generator: Mt19937) -> None:
+def shuffle_upper(pivot: int, documents: NDArray[np.int32], generator: Mt19937) -> None:
     """Shuffle the first part of a document index down to the pivot.
 
     Parameters
     ----------
     pivot : int
         Result of `distcache.plan.costs.pivot_of`.
-    entries : ndarray of int64, shape (section.first_documents,)
-        Entries from `fill_passes`; shuffled in place.
+    documents : ndarray of int32, shape (section.first_documents,)
+        Filled by `fill_passes`; shuffled in place.
     generator : Mt19937
         Fresh; left after the draws.
     """
-    generator.shuffle(entries, max(pivot, 1))
+    generator.shuffle(documents, max(pivot, 1))
 
 
 def skip_upper(section: SectionPlan, pivot: int) -> Mt19937:
@@ -125,25 +122,23 @@ def shuffle_lower(pivot: int, generator: Mt19937) -> NDArray[Any]:
     return positions
 
 
-def shuffle_last(section: SectionPlan, idx: Idx, generator: Mt19937) -> EntryMemory:
-    """Shuffle the last pass of a document index if it is separate, else return no entries.
+def shuffle_last(section: SectionPlan, generator: Mt19937) -> LargeArray:
+    """Shuffle the last pass of a document index if it is separate, else return nothing of it.
 
     Parameters
     ----------
     section : SectionPlan
         The section.
-    idx : Idx
-        Index of the section's corpus.
     generator : Mt19937
         Generator after the draws of the first part; left after those of the last pass.
 
     Returns
     -------
-    EntryMemory
-        Memory of section.documents - section.first_documents entries.
+    LargeArray
+        Memory of section.documents - section.first_documents positions.
     """
-    memory = EntryMemory(section.documents - section.first_documents)
-    fill_passes(section, idx, memory.values, 0)
+    memory = LargeArray(section.documents - section.first_documents)
+    fill_passes(section, memory.values, 0)
     generator.shuffle(memory.values)
     return memory
 
@@ -168,32 +163,32 @@ def shuffle_samples(section: SectionPlan, generator: Mt19937) -> NDArray[Any]:
     return samples
 
 
-class Entries:
-    """A document index of two parts, to be read in order of positions.
+class IndexPart:
+    """A part of the document index, to be read in order of positions.
 
     Parameters
     ----------
     begin : int
-        The position of the first entry.
-    memory : EntryMemory
+        The position of its first document.
+    memory : LargeArray
         Shuffled by `shuffle_upper`, or from `shuffle_last`.
     lower : ndarray of int32 or int64
-        Result of `shuffle_lower`; empty if the entries are in order.
+        Result of `shuffle_lower`; empty if the documents are in order.
     """
 
-    def __init__(self, begin: int, memory: EntryMemory, lower: NDArray[Any] = NOTHING) -> None:
+    def __init__(self, begin: int, memory: LargeArray, lower: NDArray[Any] = NOTHING) -> None:
         self.begin = begin
         self.end = begin + memory.values.size
         self._memory = memory
         self._values = memory.values
         self._lower = lower
 
-    def read(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the entries of positions [begin, end), a view where they are in order."""
+    def read(self, begin: int, end: int) -> NDArray[np.int32]:
+        """Return the documents of positions [begin, end), a view where they are in order."""
         begin, end = begin - self.begin, end - self.begin
         if begin >= self._lower.size:
             return self._values[begin:end]
-        read = np.empty(end - begin, np.int64)
+        read = np.empty(end - begin, np.int32)
         gathered = min(end, self._lower.size) - begin
         gather(self._values, self._lower[begin : begin + gathered], read[:gathered])
         read[gathered:] = self._values[begin + gathered : end]
@@ -207,49 +202,66 @@ class Entries:
             self._memory.release(first, last)
 
 
-class LaterEntries:
-    """Entries of the last pass, shuffled when they are first read, after others were released.
+class LaterPart:
+    """The last pass, shuffled when it is first read, after what is before it was released.
 
     Parameters
     ----------
     begin, end : int
-        Positions of the first entry, and after the last one.
+        Positions of the first document, and after the last one.
     make : callable
         Returns their memory.
     """
 
-    def __init__(self, begin: int, end: int, make: Callable[[], EntryMemory]) -> None:
+    def __init__(self, begin: int, end: int, make: Callable[[], LargeArray]) -> None:
         self.begin, self.end = begin, end
         self._make = make
-        self._entries: Entries | None = None
+        self._part: IndexPart | None = None
 
-    def read(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the entries of positions [begin, end), a view."""
-        if self._entries is None:
-            self._entries = Entries(self.begin, self._make())
-        return self._entries.read(begin, end)
+    def read(self, begin: int, end: int) -> NDArray[np.int32]:
+        """Return the documents of positions [begin, end), a view."""
+        if self._part is None:
+            self._part = IndexPart(self.begin, self._make())
+        return self._part.read(begin, end)
 
     def release(self, begin: int, end: int) -> None:
         """Release the memory of positions [begin, end), which will not be read again."""
-        if self._entries is not None:
-            self._entries.release(begin, end)
+        if self._part is not None:
+            self._part.release(begin, end)
 
 
-def read_across(parts: Sequence[Entries | LaterEntries], begin: int, end: int) -> NDArray[np.int64]:
-    """Return the entries of positions [begin, end), which may be in several parts."""
+def read_across(parts: Sequence[IndexPart | LaterPart], begin: int, end: int) -> NDArray[np.int32]:
+    """Return the documents of positions [begin, end), which may be in several parts."""
     pieces = [
         part.read(max(begin, part.begin), min(end, part.end))
         for part in parts
         if max(begin, part.begin) < min(end, part.end)
     ]
-    return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, NOTHING.astype(np.int64)])
+    return pieces[0] if len(pieces) == 1 else np.concatenate([NOTHING, *pieces])
 
 
-def documents_of(entries: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Copy the documents of entries, int32 of the same shape."""
-    return np.ascontiguousarray(entries.view(np.int32)[::2])
+class Lengths:
+    """The lengths of a range of a corpus's sequences, to be looked up in any order.
 
+    Parameters
+    ----------
+    idx : Idx
+        Index of the corpus.
+    begin, end : int
+        The range.
+    """
 
-def tokens_of(entries: NDArray[np.int64]) -> int:
-    """Return the tokens of entries."""
-    return int(entries.view(np.int32)[1::2].sum(dtype=np.int64))
+    def __init__(self, idx: Idx, begin: int, end: int) -> None:
+        self._idx = idx
+        self._begin = begin
+        self._narrow = LargeArray(end - begin, np.uint16).values
+        for first in range(begin, end, FILL_STEP):
+            last = min(first + FILL_STEP, end)
+            self._narrow[first - begin : last - begin] = np.minimum(idx.lengths[first:last], LONGER)
+            idx.release_lengths(first, last)  # mapped lengths count as memory of the process
+
+    def of(self, sequences: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the lengths of sequences in tokens."""
+        lengths = np.empty(sequences.shape, np.int32)
+        look_up_lengths(self._narrow, self._idx.lengths, self._begin, sequences, lengths)
+        return lengths
