@@ -1,4 +1,4 @@
-"""Samples of Megatron-Core's dataset and of distcache's, through the same `DataLoader`.
+"""Samples of Megatron-Core's dataset and of distcache's: one by one, and by the same `DataLoader`.
 
 Corpora of real tokens in the page cache, no attention masks; in the training process, and in one
 worker of it. The first batches are compared. *Cold* batches are from all over `.bin` files that are
@@ -98,7 +98,7 @@ def open_files() -> tuple[int, int]:
 
 
 def reading(kind: str, source: str, directory: str, batch: int, count: int) -> dict[str, Any]:
-    """Read batches here and in a worker; the digest is of the first ones."""
+    """Read batches here and in a worker, and samples; the digest is of the first batches."""
     from torch.utils.data import DataLoader  # noqa: PLC0415
 
     dataset, found = dataset_of(kind, source, directory)
@@ -112,6 +112,12 @@ def reading(kind: str, source: str, directory: str, batch: int, count: int) -> d
         begin = time.perf_counter()
         done = sum(1 for _ in zip(range(count), iterator, strict=False))
         found[where] = done * batch / (time.perf_counter() - begin)
+    chosen = np.random.default_rng(1).permutation(len(dataset))[: count * batch].tolist()
+    for _ in range(2):  # the first time opens what the batches have not opened
+        begin = time.perf_counter()
+        for number in chosen:
+            dataset[number]
+        found["alone"] = len(chosen) / (time.perf_counter() - begin)
     return found | {"digest": int(digest.hexdigest()[:12], 16)}
 
 
@@ -165,15 +171,16 @@ def tables(run: Run) -> Iterator[Table]:
         require_equal(name, *(figures["digest"] for figures in found.values()))
         late = run.in_turn({kind: partial(chilled, kind) for kind in sources})
         rows += [row_of(name, kind, found, late) for kind in sources]
-    head = ["case", "", "samples/s", "", "in a worker", "", "cold batch, 95th percentile", ""]
-    yield Table("loading", [*head, "open", "", "descriptors", "mappings"], rows)
+    head = ["case", "", "samples/s", "", "one by one", "", "in a worker", ""]
+    head += ["cold batch, 95th percentile", "", "open", "", "descriptors", "mappings"]
+    yield Table("loading", head, rows)
 
 
 def row_of(case: str, kind: str, found: dict[str, Figures], late: dict[str, Figures]) -> list[str]:
     """Return the row of a contender."""
     base, own = found["megatron"], found[kind]
     cells = [case, "Megatron-Core" if kind == "megatron" else kind]
-    for figure in ("here", "worker"):
+    for figure in ("here", "alone", "worker"):
         cells += [own.said(figure, ""), f"{own[figure] / base[figure]:.1f}x"]
     for first, mine, figure in ((late["megatron"], late[kind], "cold"), (base, own, "open")):
         cells += [mine.said(figure, "ms", 1e-3), f"{first[figure] / mine[figure]:.1f}x"]
