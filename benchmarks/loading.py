@@ -117,7 +117,7 @@ def reading(kind: str, source: str, directory: str, batch: int, count: int) -> d
         begin = time.perf_counter()
         for number in chosen:
             dataset[number]
-        found["alone"] = len(chosen) / (time.perf_counter() - begin)
+        found["single"] = len(chosen) / (time.perf_counter() - begin)
     return found | {"digest": int(digest.hexdigest()[:12], 16)}
 
 
@@ -180,7 +180,7 @@ def row_of(case: str, kind: str, found: dict[str, Figures], late: dict[str, Figu
     """Return the row of a contender."""
     base, own = found["megatron"], found[kind]
     cells = [case, "Megatron-Core" if kind == "megatron" else kind]
-    for figure in ("here", "alone", "worker"):
+    for figure in ("here", "single", "worker"):
         cells += [own.said(figure, ""), f"{own[figure] / base[figure]:.1f}x"]
     for first, mine, figure in ((late["megatron"], late[kind], "cold"), (base, own, "open")):
         cells += [mine.said(figure, "ms", 1e-3), f"{first[figure] / mine[figure]:.1f}x"]

@@ -101,7 +101,7 @@ def build_small_sections(
     samples: NDArray[np.uint32],
 ) -> None: ...
 
-LONGER: int
+TOO_LONG: int
 
 def look_up_lengths(
     narrow: NDArray[np.uint16],

@@ -9,8 +9,8 @@ be at unaligned addresses; every other array must be aligned. Each kernel has it
 import os
 
 from distcache._kernels import (
-    LONGER,
     NO_LINK,
+    TOO_LONG,
     Blender,
     Cursor,
     Mapping,
@@ -53,8 +53,8 @@ from distcache._kernels import (
 from distcache.errors import ConfigError
 
 __all__ = [
-    "LONGER",
     "NO_LINK",
+    "TOO_LONG",
     "Blender",
     "Cursor",
     "Mapping",

@@ -72,6 +72,20 @@ py::array_t<T> moved(std::vector<T>&& values) {
     return py::array_t<T>(static_cast<py::ssize_t>(held->size()), held->data(), owner);
 }
 
+/// Throws IndexError unless all numbers lie in [begin, end). The caller does not hold the GIL.
+template <class T>
+void require_within(std::span<const T> numbers, std::int64_t begin, std::int64_t end,
+                    const char* message) {
+    bool outside = false;  // not an exit from the loop, which would be several times as slow
+    for (const T number : numbers) {
+        outside |= number < begin || number >= end;
+    }
+    if (outside) {
+        const py::gil_scoped_acquire acquire;
+        throw py::index_error(message);
+    }
+}
+
 /// The arrays of an `.idx` file may lie at any address.
 template <class T>
 UnalignedView<T> unaligned(const py::array& array, const char* name) {

@@ -45,14 +45,7 @@ void look_up(const py::array& narrow, const py::array& lengths, std::int64_t beg
         throw py::value_error("each length must be in both tables, and out as large as sequences");
     }
     const py::gil_scoped_release release;
-    bool outside = false;  // not an exit from the loop, which would be several times as slow
-    for (const std::int32_t sequence : span) {
-        outside |= sequence - begin < 0 || sequence - begin >= size;
-    }
-    if (outside) {
-        const py::gil_scoped_acquire acquire;
-        throw py::index_error("sequences must lie within the range");
-    }
+    require_within(span, begin, begin + size, "sequences must lie within the range");
     look_up_lengths(narrow_span, view, begin, span, out_span);
 }
 
@@ -183,23 +176,28 @@ sample : int
         .def_readonly("position", &Cursor::position)
         .def_readonly("token", &Cursor::token)
         .def_readonly("sample", &Cursor::sample);
-    module.attr("LONGER") = longer;
+    module.attr("TOO_LONG") = too_long;
     module.def("look_up_lengths", &look_up, py::arg("narrow"), py::arg("lengths"), py::arg("begin"),
                py::arg("sequences"), py::arg("out"), R"doc(
-Write the lengths of sequences in any order.
+Write the lengths of sequences of a range, in any order.
 
 Parameters
 ----------
-narrow : ndarray of uint16, shape (sequences of the range,)
-    Their lengths in tokens; `LONGER` for that and more.
-lengths : ndarray of int32, shape (sequences of the corpus,)
-    All lengths, at any address.
+narrow : ndarray of uint16, shape (range,)
+    Lengths of sequences begin, begin + 1, ... in tokens; `TOO_LONG` stands for itself and above.
+lengths : ndarray of int32, shape (sequences,)
+    Lengths of all sequences of the corpus, at any address.
 begin : int
-    The first sequence of the range.
-sequences, out : ndarray of int32, shape (any,)
+    First sequence of the range.
+sequences : ndarray of int32, shape (any,)
+    Sequences of the range.
+out : ndarray of int32, shape of sequences
+    Receives their lengths in tokens.
 
 Raises
 ------
+ValueError
+    If the range is not within lengths, or out is not as large as sequences.
 IndexError
     If a sequence is not within the range.
 )doc");

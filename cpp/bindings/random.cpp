@@ -48,14 +48,7 @@ void gather_at(UnalignedView<std::int32_t> values, const py::array& positions,
         throw py::value_error("positions and out must have the same size");
     }
     const py::gil_scoped_release release;
-    bool outside = false;  // not an exit from the loop, which would be several times as slow
-    for (const Position position : span) {
-        outside |= position < 0 || position >= values.size();
-    }
-    if (outside) {
-        const py::gil_scoped_acquire acquire;
-        throw py::index_error("positions must lie within values");
-    }
+    require_within(span, 0, values.size(), "positions must lie within values");
     gather(values, span, out);
 }
 
@@ -180,11 +173,14 @@ ValueError
 )doc");
     module.def("gather", &gather_array, py::arg("values"), py::arg("positions"), py::arg("out"),
                R"doc(
-Compute ``out[i] = values[positions[i]]``, for int32 values at any address and int32 or int64
-positions.
+Compute ``out[i] = values[positions[i]]``.
+
+Values are int32, at any address; positions int32 or int64.
 
 Raises
 ------
+ValueError
+    If the sizes of positions and out differ.
 IndexError
     If a position is not within the values.
 )doc");

@@ -96,8 +96,8 @@ private:
 
 /// Pack a group of documents.
 ///
-/// `group` are its documents, in the order in which equal ones are taken, and `lengths` those of
-/// them. The documents of the rows are written one row after the other: first those
+/// `group` has the documents, in the order in which equal lengths are taken; `lengths` their
+/// lengths in tokens. The documents of the rows are written one row after the other: first those
 /// longer ones that fill whole rows, then the rows of the packing, each after the whole rows of its
 /// tail. `starts` gets a pair for each row: its first document, counted from `first_entry`, and the
 /// token of it. Throws std::out_of_range if the sizes are not those of the counts.

@@ -18,10 +18,11 @@ void look_up_lengths(std::span<const std::uint16_t> narrow, UnalignedView<std::i
             __builtin_prefetch(narrow.data() + place(i + ahead));
         }
         assert(place(i) < narrow.size());
+        const std::int32_t sequence = sequences[i];  // which `out` may overwrite
         const std::uint16_t length = narrow[place(i)];
         out[i] = length;
-        if (length == longer) [[unlikely]] {
-            out[i] = lengths[sequences[i]];
+        if (length == too_long) [[unlikely]] {
+            out[i] = lengths[sequence];
         }
     }
 }

@@ -7,14 +7,14 @@
 
 namespace distcache {
 
-/// A length in 16 bits that stands for itself and all above.
-inline constexpr std::uint16_t longer = 0xffff;
+/// In a table of lengths in 16 bits: the length is this or more, and is in the `.idx`.
+inline constexpr std::uint16_t too_long = 0xffff;
 
 /// The lengths of sequences in any order, from a table in 16 bits of those from `begin` on.
 ///
-/// Each one is a cache miss. In an `.idx` lengths have twice the size, and lie in small pages,
-/// whose translation misses, too: that takes twice as long. It is asked for `longer` ones, which
-/// are few where there are many sequences. Requires that the table and `lengths` have all of them.
+/// Each look-up is a cache miss. In an `.idx`, lengths have twice the size and small pages, whose
+/// translation misses too, so a look-up there takes twice as long. `lengths` is read for long
+/// sequences only, which are rare in large corpora. Requires that both have all of the sequences.
 void look_up_lengths(std::span<const std::uint16_t> narrow, UnalignedView<std::int32_t> lengths,
                      std::int64_t begin, std::span<const std::int32_t> sequences,
                      std::span<std::int32_t> out);

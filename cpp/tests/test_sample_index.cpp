@@ -115,7 +115,7 @@ TEST_CASE("lengths are looked up in any order, from lengths at any address") {
     constexpr std::int64_t begin = 1;
     std::vector<std::uint16_t> narrow;
     for (std::size_t k = begin; k < lengths.size(); ++k) {
-        narrow.push_back(static_cast<std::uint16_t>(std::min<std::int32_t>(lengths[k], longer)));
+        narrow.push_back(static_cast<std::uint16_t>(std::min<std::int32_t>(lengths[k], too_long)));
     }
     std::mt19937 random(1);
     for (const std::size_t size : {0, 1, 3, 64, 65, 500}) {

@@ -9,54 +9,19 @@ generator that has skipped the draws of the first.
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus import Idx
-from distcache.kernels import LONGER, Mt19937, gather, look_up_lengths
-from distcache.plan.memory import MAPPED_FROM, lower_type
+from distcache.builder.arrays import LargeArray
+from distcache.kernels import Mt19937, gather
+from distcache.plan.memory import lower_type
 from distcache.plan.model import SectionPlan
 
 NOTHING: Final = np.empty(0, np.int32)
-FILL_STEP: Final = 1 << 18  # documents that are filled in, or narrowed, at a time
-
-
-class LargeArray:
-    """An array, in huge pages if it is large, whose memory can be released piece by piece.
-
-    The page cache takes the released pages for what is written next. On virtual machines, where
-    touching new memory is expensive, that makes writing several times faster.
-
-    Parameters
-    ----------
-    size : int
-        Elements.
-    dtype : dtype
-        Type of the elements.
-    """
-
-    def __init__(self, size: int, dtype: type = np.int32) -> None:
-        self._map: mmap.mmap | None = None
-        self._itemsize = np.dtype(dtype).itemsize
-        if self._itemsize * size < MAPPED_FROM:
-            self.values: NDArray[Any] = np.empty(size, dtype)
-        else:
-            self._map = mmap.mmap(-1, self._itemsize * size, flags=mmap.MAP_PRIVATE)
-            with contextlib.suppress(OSError):  # the kernel may have no huge pages
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-            self.values = np.frombuffer(self._map, dtype, size)
-
-    def release(self, begin: int, end: int) -> None:
-        """Release positions [begin, end), as far as they fill pages."""
-        first = -(-self._itemsize * begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = self._itemsize * end // mmap.PAGESIZE * mmap.PAGESIZE
-        if self._map is not None and first < last:
-            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+FILL_STEP: Final = 1 << 18  # documents that are filled in at a time
 
 
 def fill_passes(section: SectionPlan, documents: NDArray[np.int32], begin: int) -> None:
@@ -86,7 +51,7 @@ def shuffle_upper(pivot: int, documents: NDArray[np.int32], generator: Mt19937) 
     Parameters
     ----------
     pivot : int
-        Result of `distcache.plan.costs.pivot_of`.
+        Result of `distcache.plan.memory.pivot_of`.
     documents : ndarray of int32, shape (section.first_documents,)
         Filled by `fill_passes`; shuffled in place.
     generator : Mt19937
@@ -238,30 +203,3 @@ def read_across(parts: Sequence[IndexPart | LaterPart], begin: int, end: int) ->
         if max(begin, part.begin) < min(end, part.end)
     ]
     return pieces[0] if len(pieces) == 1 else np.concatenate([NOTHING, *pieces])
-
-
-class Lengths:
-    """The lengths of a range of a corpus's sequences, to be looked up in any order.
-
-    Parameters
-    ----------
-    idx : Idx
-        Index of the corpus.
-    begin, end : int
-        The range.
-    """
-
-    def __init__(self, idx: Idx, begin: int, end: int) -> None:
-        self._idx = idx
-        self._begin = begin
-        self._narrow = LargeArray(end - begin, np.uint16).values
-        for first in range(begin, end, FILL_STEP):
-            last = min(first + FILL_STEP, end)
-            self._narrow[first - begin : last - begin] = np.minimum(idx.lengths[first:last], LONGER)
-            idx.release_lengths(first, last)  # mapped lengths count as memory of the process
-
-    def of(self, sequences: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the lengths of sequences in tokens."""
-        lengths = np.empty(sequences.shape, np.int32)
-        look_up_lengths(self._narrow, self._idx.lengths, self._begin, sequences, lengths)
-        return lengths

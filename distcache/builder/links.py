@@ -20,14 +20,13 @@ from distcache.builder.arrays import ArrayWriter
 from distcache.builder.job import Job
 from distcache.builder.section_slice import SectionSlice, draw_bounds, joined_digests, windows
 from distcache.kernels import NO_LINK, Mt19937, draws_within, gather, group_by_range, link_steps
-from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES
+from distcache.plan.memory import CHUNK_DOCUMENTS, DOCUMENT_BYTES
 from distcache.plan.model import STRIPE, SectionPlan
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
-CHUNK_DOCUMENTS: Final = CHUNK_BYTES // DOCUMENT_BYTES
 PIECE_STEPS: Final = 1 << 22  # steps that a rank examines, or sends values of, at a time
 Numbers = NDArray[np.uint32]
 
@@ -62,10 +61,13 @@ def build_linked(job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
     for step in windows(bounds, CHUNK_DOCUMENTS):
         begin, end = step[communicator.rank]
         own = slice(begin - first, end - first)
-        feed = partial(part.feed, begin, documents[own], lengths[own])
-        on_all_ranks(communicator, feed, "writing documents")
+        on_all_ranks(
+            communicator,
+            partial(part.feed, begin, documents[own], lengths[own]),
+            "writing documents",
+        )
     leaves = part.finish()
-    del documents, lengths, feed  # with their memory, before the samples take theirs
+    del documents, lengths  # with their memory, before the samples take theirs
     leaves["shuffle_index"] = _write_samples(job, item, file, generator)
     return joined_digests(communicator, leaves)
 
@@ -73,7 +75,7 @@ def build_linked(job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
 def _shuffled_documents(
     job: Job, section: SectionPlan, generator: Mt19937, bounds: Sequence[int]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return this rank's slice of the document index, and the lengths. Collective."""
+    """Return this rank's slice of the document index, and the lengths of it. Collective."""
     communicator = job.communicator
     positions = _shuffle(
         communicator, generator, section.first_documents, section.documents, bounds
@@ -81,12 +83,14 @@ def _shuffled_documents(
 
     def look_up() -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         idx = job.idx(section)
-        in_passes = np.concatenate(positions)
-        in_passes %= np.uint32(section.end - section.begin)
-        in_passes += np.uint32(section.begin)
-        documents = in_passes.view(np.int32)
+        numbers = np.concatenate(positions)
+        numbers %= np.uint32(section.end - section.begin)
+        numbers += np.uint32(section.begin)
+        documents = numbers.view(np.int32)
         lengths = np.empty(documents.shape, np.int32)
+        # Not by a `LengthTable`, which would take time and memory for all sequences on every rank.
         gather(idx.lengths, documents, lengths)
+        idx.release_lengths(section.begin, section.end)
         idx.require_intact()
         return documents, lengths
 

@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.builder.arrays import ArrayWriter
-from distcache.builder.document_index import Lengths
 from distcache.builder.job import Job
 from distcache.builder.passes import seed_from
-from distcache.builder.section_slice import ArraySlice, joined_digests
+from distcache.builder.section_slice import ArraySlice, LengthTable, joined_digests
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937, pack_documents
 from distcache.plan.layout import ArrayPlace
@@ -187,7 +186,7 @@ def pack_group(
     tasks = _Tasks(section)
     pack_documents(
         shuffled,
-        Lengths(idx, own.begin, own.end).of(shuffled),
+        LengthTable(idx, own.begin, own.end).look_up(shuffled),
         rules.row_length,
         rules.most_documents,
         rules.cuts_longer,

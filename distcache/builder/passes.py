@@ -21,8 +21,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.arrays import ArrayWriter, write_in_chunks
-from distcache.builder.document_index import IndexPart, LargeArray, Lengths
+from distcache.builder.arrays import ArrayWriter, LargeArray, write_in_chunks
+from distcache.builder.document_index import IndexPart
+from distcache.builder.section_slice import LengthTable
 from distcache.builder.sections import cut_section
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937
@@ -69,22 +70,27 @@ def build_passes(
             writer.append(window)
         return {"document_index": writer.finish()}
     memory = LargeArray(section.documents)
-    lengths = Lengths(idx, section.begin, section.end)
+    lengths = LengthTable(idx, section.begin, section.end)
     tokens = [0]
     done = 0
     for window in _all_windows(section, shards):
-        tokens.append(tokens[-1])
-        for begin in range(0, len(window), CHUNK_SEQUENCES):
-            some = window[begin : begin + CHUNK_SEQUENCES]
-            memory.values[done : done + len(some)] = some
-            tokens[-1] += int(lengths.of(some).sum(dtype=np.int64))
-            done += len(some)
+        memory.values[done : done + len(window)] = window
+        done += len(window)
+        own = _tokens_of(window, lengths) if section.window else section.tokens
+        tokens.append(tokens[-1] + own)
     bounds = sample_bounds(np.array(tokens), section.cut)
     samples = _shuffle_within(section, bounds)
     digest = write_in_chunks(file, places["shuffle_index"], samples).finish()
     del samples
     parts = (IndexPart(0, memory),)
     return cut_section(section, lengths, parts, places, file, map) | {"shuffle_index": digest}
+
+
+def _tokens_of(window: NDArray[np.int32], lengths: LengthTable) -> int:
+    """Return the tokens of a window, of which a few sequences are looked up at a time."""
+    begins = range(0, len(window), CHUNK_SEQUENCES)
+    pieces = (lengths.look_up(window[begin : begin + CHUNK_SEQUENCES]) for begin in begins)
+    return sum(int(piece.sum(dtype=np.int64)) for piece in pieces)
 
 
 def _all_windows(section: SectionPlan, shards: NDArray[np.int64]) -> Iterator[NDArray[np.int32]]:
@@ -114,7 +120,7 @@ def pass_windows(
     firsts = shards[(shards > section.begin) & (shards < section.end)]
     bounds = np.unique([section.begin, *firsts, section.end]).astype(np.int64)
     order = np.arange(len(bounds) - 1, dtype=np.int32)
-    size = section.window or len(order)
+    size = section.window or max(len(order), 1)
     if section.window:
         generator.shuffle(order)
     for begin in range(0, len(order), size):

@@ -6,21 +6,24 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.arrays import ArrayWriter
+from distcache.builder.arrays import ArrayWriter, LargeArray
 from distcache.cache.digests import joined_digest
-from distcache.kernels import Cursor, emit_boundaries
+from distcache.corpus import Idx
+from distcache.kernels import TOO_LONG, Cursor, emit_boundaries, look_up_lengths
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES
 from distcache.plan.model import STRIPE, SectionPlan
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, Message
 from distcache.storage.unfinished_file import UnfinishedFile
+
+NARROW_STEP: Final = 1 << 18  # lengths that are brought into a table at a time
 
 
 class Edge(msgspec.Struct, frozen=True):
@@ -200,6 +203,38 @@ class ArraySlice:
         return on_all_ranks(self._communicator, write_rest, f"writing a {self._name}")
 
 
+class LengthTable:
+    """The lengths of a range of a corpus's sequences, to be looked up in any order.
+
+    Parameters
+    ----------
+    idx : Idx
+        Index of the corpus.
+    begin, end : int
+        The range.
+    """
+
+    def __init__(self, idx: Idx, begin: int, end: int) -> None:
+        self._idx = idx
+        self._begin, self._end = begin, end
+        self._narrow = LargeArray(end - begin, np.uint16).values
+        self._has_long = False
+        for first in range(begin, end, NARROW_STEP):
+            last = min(first + NARROW_STEP, end)
+            lengths = idx.lengths[first:last]
+            self._narrow[first - begin : last - begin] = np.minimum(lengths, TOO_LONG)
+            self._has_long |= bool(lengths.max() >= TOO_LONG)
+            idx.release_lengths(first, last)  # mapped lengths count as memory of the process
+
+    def look_up(self, sequences: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the lengths of sequences in tokens."""
+        lengths = np.empty(sequences.shape, np.int32)
+        look_up_lengths(self._narrow, self._idx.lengths, self._begin, sequences, lengths)
+        if self._has_long:
+            self._idx.release_lengths(self._begin, self._end)
+        return lengths
+
+
 class RowCutter:
     """Cuts consecutive rows from the lengths of documents, which are fed to it in order.
 
@@ -218,11 +253,6 @@ class RowCutter:
         Rows in the buffer.
     sink : callable
         Takes the rows, int32 or int64 of shape (at most room, 2). It must not keep them.
-
-    Attributes
-    ----------
-    left : int
-        Rows that are not passed on yet.
     """
 
     def __init__(
@@ -234,13 +264,13 @@ class RowCutter:
         sink: Callable[[NDArray[Any]], None],
     ) -> None:
         self._section = section
-        self.left = rows[1] - rows[0]
+        self._left = rows[1] - rows[0]
         self._cursor = Cursor(*start, max(rows[0], 1))
-        self._held = np.empty((min(room, self.left), 2), section.sample_type)
+        self._held = np.empty((min(room, self._left), 2), section.sample_type)
         self._count = 0
         self._sink = sink
         self._last_length = 0
-        if rows[0] == 0 and self.left:
+        if rows[0] == 0 and self._left:
             self._held[0] = 0
             self._count = 1
 
@@ -248,8 +278,8 @@ class RowCutter:
         """Cut the rows whose tokens are in documents; `begin` is the position of the first."""
         if lengths.size:
             self._last_length = int(lengths[-1])
-        while self.left:
-            room = min(self.left, len(self._held))
+        while self._left:
+            room = min(self._left, len(self._held))
             self._count += emit_boundaries(
                 lengths,
                 begin,
@@ -265,15 +295,15 @@ class RowCutter:
     def finish(self) -> None:
         """Add the rows that are beyond the last token, and pass on what is held."""
         offset = self._last_length - int(self._section.cut.extra_token)
-        while self.left:
-            room = min(self.left, len(self._held))
+        while self._left:
+            room = min(self._left, len(self._held))
             self._held[self._count : room] = (self._section.documents - 1, offset)
             self._count = room
             self._pass_on()
 
     def _pass_on(self) -> None:
         self._sink(self._held[: self._count])
-        self.left -= self._count
+        self._left -= self._count
         self._count = 0
 
 
@@ -322,9 +352,9 @@ class SectionSlice:
         Parameters
         ----------
         begin : int
-            The position of the first one.
+            Position of the first document.
         documents, lengths : ndarray of int32
-            The next ones of the slice, and their lengths in tokens.
+            Next documents of the slice, and their lengths in tokens.
         """
         self._documents.append(documents)
         self._cutter.feed(lengths, begin)

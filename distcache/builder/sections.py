@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.arrays import ArrayWriter, write_in_chunks
+from distcache.builder.arrays import ArrayWriter, LargeArray, write_in_chunks
 from distcache.builder.document_index import (
     IndexPart,
-    LargeArray,
     LaterPart,
-    Lengths,
     fill_passes,
     read_across,
     shuffle_last,
@@ -24,16 +22,15 @@ from distcache.builder.document_index import (
     shuffle_upper,
     skip_upper,
 )
-from distcache.builder.section_slice import RowCutter
+from distcache.builder.section_slice import LengthTable, RowCutter
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937
 from distcache.plan.layout import ArrayPlace
-from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES, pivot_of
+from distcache.plan.memory import CHUNK_BYTES, CHUNK_DOCUMENTS, pivot_of
 from distcache.plan.model import SectionPlan
 from distcache.storage.unfinished_file import UnfinishedFile
 
-CHUNK_DOCUMENTS: int = CHUNK_BYTES // DOCUMENT_BYTES
-LOOK_UP: int = 1 << 15  # documents that are cut while their lengths are in the caches
+CUT_DOCUMENTS: Final = 1 << 15  # documents that are cut while their lengths are in the caches
 InOrder = Callable[[Callable[[int], NDArray[np.int32]], range], Iterator[NDArray[np.int32]]]
 """Applies a function to numbers, and yields the results in their order."""
 Rest = tuple[NDArray[Any], LargeArray, str]
@@ -87,7 +84,7 @@ def build_section(
         shuffle_upper(pivot, upper, Mt19937(section.seed))
         lower, last, shuffle_digest = done.result()
         parts = (IndexPart(0, memory, lower), IndexPart(upper.size, last))
-        lengths = Lengths(idx, section.begin, section.end)
+        lengths = LengthTable(idx, section.begin, section.end)
         cut = cut_section(section, lengths, parts, places, file, partial(_one_ahead, helper))
     return cut | {"shuffle_index": shuffle_digest}
 
@@ -106,7 +103,7 @@ def _build_alone(
     last = LaterPart(
         section.first_documents, section.documents, lambda: shuffle_last(section, generator)
     )
-    lengths = Lengths(idx, section.begin, section.end)
+    lengths = LengthTable(idx, section.begin, section.end)
     cut = cut_section(section, lengths, (IndexPart(0, memory), last), places, file, map)
     return cut | {"shuffle_index": _write_shuffle(section, generator, places, file)}
 
@@ -121,7 +118,7 @@ def _write_shuffle(
 
 def cut_section(
     section: SectionPlan,
-    lengths: Lengths,
+    lengths: LengthTable,
     parts: tuple[IndexPart | LaterPart, ...],
     places: dict[str, ArrayPlace],
     file: UnfinishedFile,
@@ -133,7 +130,7 @@ def cut_section(
     ----------
     section : SectionPlan
         Section to build.
-    lengths : Lengths
+    lengths : LengthTable
         Lengths of its sequences.
     parts : tuple of IndexPart or LaterPart
         All of its document index, which is released.
@@ -161,10 +158,9 @@ def cut_section(
 
     begins = range(0, section.documents, CHUNK_DOCUMENTS)
     for begin, documents in zip(begins, in_order(write_documents, begins), strict=True):
-        for first in range(0, len(documents), LOOK_UP):
-            if cutter.left:
-                some = documents[first : first + LOOK_UP]
-                cutter.feed(lengths.of(some), begin + first)
+        for first in range(0, len(documents), CUT_DOCUMENTS):
+            some = documents[first : first + CUT_DOCUMENTS]
+            cutter.feed(lengths.look_up(some), begin + first)
         for part in parts:
             part.release(begin, begin + CHUNK_DOCUMENTS)
     cutter.finish()

@@ -37,7 +37,7 @@ from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
 BLOCK_BYTES: Final = 64 << 20  # bytes of a `.bin` that are digested by one rank
-TASK_SEQUENCES: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
+TASK_SEQUENCES: Final = 1 << 22  # sequences of a task; 80 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20
 WORTH_A_THREAD: Final = 1 << 19  # bytes of a task
 PROBED_CORPORA: Final = 16  # corpora that show how long files take to open

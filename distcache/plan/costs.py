@@ -23,6 +23,7 @@ PACK_SHARE: Final = 2.5  # of a document that is packed, relative to one of a sm
 BLEND_CORPORA: Final = 512  # corpora of the blend that was measured
 BLEND_GROWTH: Final = 0.25  # power of the number of corpora by which a step takes longer
 LINK_BYTES: Final = 80
+MAPPED_BYTES: Final = 4  # a length in an `.idx`
 # Of small sections that are built together: arrays of those beside the largest, and lengths.
 RUN_MEMORY: Final = 2 * UNIT_FULL
 # Buffers of an exchange: numbers, their order, what arrives, and answers.
@@ -32,8 +33,9 @@ WORKER_STEPS: Final = 2 * BLEND_SLICE  # fewest steps that one more thread draws
 SECOND_WORKER: Final = 1.4  # speed of two threads on one section, relative to one
 
 
-# Nanoseconds, while all of a machine's streams work, on one core of an AMD EPYC. Ranks distribute
-# their work by them, wherever they are, so that all make the same assignment.
+# Nanoseconds, while all of a machine's streams work, on one core of an AMD EPYC, at c490538, when
+# documents were shuffled with their lengths: a look-up now takes what a shuffle takes less. Ranks
+# distribute their work by them, wherever they are, so that all make the same assignment.
 SHUFFLED: Final = 6.0  # for a value of a shuffle that is larger than the caches
 SMALL: Final = 3.5  # for a document of a section within the caches; half of it is its shuffle
 BLENDED: Final = 19.0  # for a step of a blend of `BLEND_CORPORA`
@@ -104,8 +106,10 @@ class UnitCosts:
 
     def linked_memory(self, ranks: int) -> int:
         """Return the bytes of each rank's slice, without `BASE_MEMORY`."""
-        largest = max(self.section.documents, self.section.shuffled_samples)
-        return LINK_BYTES * largest // ranks + LINK_PIECES
+        section = self.section
+        slice_bytes = LINK_BYTES * max(section.documents, section.shuffled_samples) // ranks
+        mapped = MAPPED_BYTES * (section.end - section.begin)  # when lengths are looked up
+        return max(slice_bytes, mapped) + LINK_PIECES
 
     def memory(self, threads: int, ranks: int = 1) -> int:
         """Return the bytes of memory of each of several ranks, without `BASE_MEMORY`."""

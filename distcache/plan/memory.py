@@ -15,10 +15,11 @@ CHUNK_BYTES: Final = 8 << 20
 # An entry of a document index; and the length of a sequence, for look-ups.
 DOCUMENT_BYTES: Final = 4
 LENGTH_BYTES: Final = 2
+CHUNK_DOCUMENTS: Final = CHUNK_BYTES // DOCUMENT_BYTES
 # Smaller memory of documents comes from the allocator, which reuses it for the next section.
 MAPPED_FROM: Final = 32 << 20  # bytes
-# A document of a group: itself and its length, twice; sorted by it, and in its row.
-PACKED_BYTES: Final = 18
+# A document of a group: itself, its length, sorted by it, in its row, and the rows before its tail.
+PACKED_BYTES: Final = 20
 COUNTED_BYTES: Final = 64  # for each length: counts, rows that wait, and places
 PASS_BYTES: Final = 14  # for each sequence of a pass: its parts, all of it, a copy, its length
 # Bytes per value of the lists of a shuffle that is larger than the caches, by the bytes of a value:
@@ -60,11 +61,13 @@ def memory_of_megatron(section: SectionPlan, workers: int) -> int:
         held += sum(size for size in sizes if size < MAPPED_FROM)  # which is not released
         space = max(shuffle_space(max(first, last)), samples)
         return held + space + lengths + 4 * CHUNK_BYTES
-    lower = _lower_memory(pivot_of(section, workers))
-    # Each worker has a generator, with memory for the largest of its shuffles.
-    space = workers * max(shuffle_space(section.documents), samples)
-    documents = DOCUMENT_BYTES * section.documents + lower + _shuffle_bytes(section)
-    return documents + space + lengths + 4 * CHUNK_BYTES
+    pivot = pivot_of(section, workers)
+    position = lower_type(pivot).itemsize
+    # Each worker has a generator, with memory for the largest of its shuffles; lengths come later.
+    others = max(shuffle_space(pivot, position), shuffle_space(last), samples)
+    shuffling = shuffle_space(first) + others + _shuffle_bytes(section)
+    documents = DOCUMENT_BYTES * section.documents + position * pivot
+    return documents + max(shuffling, lengths) + 4 * CHUNK_BYTES
 
 
 def memory_of_passes(section: SectionPlan, _workers: int) -> int:
@@ -81,15 +84,12 @@ def memory_of_packed(section: SectionPlan, _workers: int) -> int:
     group = max((group.end - group.begin for group in section.packed.groups), default=0)
     rows = max((group.rows for group in section.packed.groups), default=0)
     starts = 2 * np.dtype(section.sample_type).itemsize * rows
-    shuffled = np.dtype(section.shuffle_type).itemsize * section.packed.rows
-    space = shuffle_space(max(group, section.packed.rows))
+    sample = np.dtype(section.shuffle_type).itemsize
+    shuffled = sample * section.packed.rows
+    space = max(shuffle_space(group), shuffle_space(section.packed.rows, sample))
     one_group = PACKED_BYTES * group + starts
     counts = COUNTED_BYTES * section.packed.rules.row_length
     return max(one_group, shuffled) + space + counts + 4 * CHUNK_BYTES
-
-
-def _lower_memory(pivot: int) -> int:
-    return lower_type(pivot).itemsize * pivot
 
 
 def _samples_space(section: SectionPlan) -> int:

@@ -17,8 +17,9 @@ from distcache.builder.document_index import fill_passes
 from distcache.builder.job import BuildOptions, Job
 from distcache.builder.links import shuffled_slice
 from distcache.builder.reuse import Reusable
-from distcache.builder.section_slice import draw_bounds
+from distcache.builder.section_slice import LengthTable, draw_bounds
 from distcache.builder.work import runs_of
+from distcache.corpus import open_idx, write_idx
 from distcache.kernels import Mt19937
 from distcache.plan.layout import Unit, make_layout
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
@@ -40,6 +41,37 @@ def test_slices_of_epochs(data: st.DataObject, step: int) -> None:
         patch.setattr(document_index, "FILL_STEP", step)
         fill_passes(section, filled, first)
     assert filled.tolist() == [begin + at % (end - begin) for at in range(first, first + size)]
+
+
+def resident(prefix: str) -> int:
+    """Return the bytes of a mapped file that are in this process's memory."""
+    blocks = Path("/proc/self/smaps").read_text(encoding="utf-8").split("VmFlags:")
+    (own,) = [block for block in blocks if f"{prefix}.idx" in block]
+    return 1024 * int(own.partition("Rss:")[2].split()[0])
+
+
+@pytest.mark.parametrize("begin", [0, 3])
+def test_lengths_are_looked_up(begin: int, tmp_path: Path, limit: Callable[..., None]) -> None:
+    """Also those beyond 16 bits, of a range that is brought into the table in steps."""
+    limit("distcache.builder.section_slice", NARROW_STEP=4)
+    lengths = np.array([5, 70_000, 0, 65_534, 1, 65_535, 7, 2**31 - 1, 9, 65_536], np.int32)
+    write_idx(str(tmp_path / "c"), lengths, "u2")
+    table = LengthTable(open_idx(str(tmp_path / "c")), begin, 9)
+    chosen = np.array([8, 3, 7, 5, 3, 4, 6], np.int32)
+    assert table.look_up(chosen).tolist() == lengths[chosen].tolist()
+
+
+def test_lengths_of_an_index_are_released(tmp_path: Path) -> None:
+    """Neither the table nor look-ups of long sequences leave them in the process's memory."""
+    sequences, prefix = 1 << 22, str(tmp_path / "c")
+    lengths = np.ones(sequences, np.int32)
+    lengths[::1000] = 70_000
+    write_idx(prefix, lengths, "u2")
+    idx = open_idx(prefix)
+    table = LengthTable(idx, 0, sequences)
+    assert resident(prefix) <= 2 << 20
+    assert table.look_up(np.arange(0, sequences, 1000, dtype=np.int32)).min() == 70_000
+    assert resident(prefix) <= 2 << 20
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 50, 4000])

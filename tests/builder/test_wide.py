@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from distcache.builder.document_index import IndexPart, LargeArray, read_across
+from distcache.builder.arrays import LargeArray
+from distcache.builder.document_index import IndexPart, read_across
 from distcache.builder.finish import dataset_places, file_size, table_places
 from distcache.builder.section_slice import RowCutter, row_bounds
 from distcache.cache.skeleton import front_bytes

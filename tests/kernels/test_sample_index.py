@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.kernels import LONGER, Cursor, emit_boundaries, look_up_lengths
+from distcache.kernels import TOO_LONG, Cursor, emit_boundaries, look_up_lengths
 from tests.kernels.truth import sample_rows
 
 lengths = st.lists(st.one_of(st.just(0), st.integers(1, 9), st.integers(1, 400)), max_size=60)
@@ -78,15 +78,15 @@ def test_a_cursor_outside_its_slice_is_refused() -> None:
 
 
 @given(
-    st.lists(st.one_of(st.integers(0, 99), st.integers(LONGER - 2, 2**31 - 1)), min_size=1),
+    st.lists(st.one_of(st.integers(0, 99), st.integers(TOO_LONG - 2, 2**31 - 1)), min_size=1),
     st.data(),
 )
 def test_lengths_in_any_order(sizes: list[int], data: st.DataObject) -> None:
-    """From lengths at any address, as those of an index are, and also longer ones."""
+    """Lengths are found in any order, at any address, and beyond 16 bits."""
     begin = data.draw(st.integers(0, len(sizes) - 1))
     chosen = data.draw(st.lists(st.integers(begin, len(sizes) - 1), max_size=200))
     lengths = np.frombuffer(b"x" + np.array(sizes, np.int32).tobytes(), np.int32, len(sizes), 1)
-    narrow = np.minimum(lengths[begin:], LONGER).astype(np.uint16)
+    narrow = np.minimum(lengths[begin:], TOO_LONG).astype(np.uint16)
     found = np.empty(len(chosen), np.int32)
     look_up_lengths(narrow, lengths, begin, np.array(chosen, np.int32), found)
     assert found.tolist() == [sizes[number] for number in chosen]

@@ -11,7 +11,6 @@ from distcache.kernels import Mt19937, gather
 from tests.kernels.truth import legacy_draws
 
 seeds = st.integers(0, 2**32 - 1)
-PLACE = np.empty(1, np.int32)
 
 
 @given(seeds, st.integers(0, 5000), st.sampled_from([np.int32, np.uint32, np.int64]))
@@ -94,6 +93,7 @@ def test_read_only_arrays_are_refused() -> None:
 
 def test_gather_stays_within_its_values() -> None:
     """A position outside is an error and never a read."""
+    values = np.arange(4, dtype=np.int32)
     for position in (-1, 4, 2**31 - 1):
         with pytest.raises(IndexError):
-            gather(np.arange(4, dtype=np.int32), np.array([position], np.int32), PLACE)
+            gather(values, np.array([position], np.int32), np.empty(1, np.int32))
