@@ -1,8 +1,8 @@
 """Packing documents into rows: the kernel, OLMo-core's packer, and Megatron-Bridge's.
 
 Documents of log-normal lengths (600 tokens, sigma 1.2), rows of 4,096 tokens, longer documents cut
-to a row for all; seconds of CPU. The packers of others are Python. The kernel also shuffles, looks
-up lengths and counts, at 10^8 documents in groups.
+to a row for all; seconds of CPU. The packers of others are Python. The
+kernel also counts and shuffles, at 10^8 documents in groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Run, Table, factor, process, timed
-from distcache.kernels import TOO_LONG, Mt19937, count_packed, look_up_lengths, pack_documents
+from distcache.kernels import Mt19937, count_packed, fill_entries, pack_documents
 from distcache.plan.packing import GROUP
 from tests.judges.bare_import import PACKER, new_packer
 
@@ -33,20 +33,18 @@ def lengths_of(count: int) -> Any:
 
 
 def kernel(count: int) -> dict[str, float]:
-    """Pack as a build does, in groups; tell the parts apart."""
+    """Pack as a build does, in groups; tell shuffling and counting apart."""
     lengths = lengths_of(count)
-    found = dict.fromkeys(("shuffling", "looking up", "counting", "packing"), 0.0)
+    found = dict.fromkeys(("shuffling", "counting", "packing"), 0.0)
     for begin in range(0, count, GROUP):
         own = lengths[begin : begin + GROUP]
-        group, in_order = np.arange(len(own), dtype=np.int32), np.empty(len(own), np.int32)
-        found["shuffling"] += timed(lambda: Mt19937(5).shuffle(group))["cpu"]  # noqa: B023
-        narrow = np.minimum(own, TOO_LONG).astype(np.uint16)
-        look_up = partial(look_up_lengths, narrow, own, 0, group, in_order)
-        found["looking up"] += timed(look_up)["cpu"]
+        entries = np.empty(len(own), np.int64)
+        fill_entries(own, 0, entries)
+        found["shuffling"] += timed(lambda: Mt19937(5).shuffle(entries))["cpu"]  # noqa: B023
         found["counting"] += timed(lambda: count_packed(own, LENGTH, 0, True, 1))["cpu"]  # noqa: B023
         sizes = count_packed(own, LENGTH, 0, True, 1)
         rows = np.empty(sizes.documents, np.int32), np.empty((sizes.rows, 2), np.int32)
-        pack = partial(pack_documents, group, in_order, LENGTH, 0, True, 1, 0, *rows)
+        pack = partial(pack_documents, entries, LENGTH, 0, True, 1, 0, *rows)
         found["packing"] += timed(pack)["cpu"]
     return found | {"cpu": sum(found.values())}
 
@@ -85,8 +83,6 @@ def tables(run: Run) -> Iterator[Table]:
         rows.append([f"{size:,}", found["kernel"].said("cpu"), theirs, ratio])
     size = run.size(10**8)
     alone = run.in_turn({"kernel": lambda: process(kernel, size)})["kernel"]
-    parts = ", ".join(
-        f"{part} {alone.said(part)}" for part in ("shuffling", "looking up", "counting")
-    )
+    parts = ", ".join(f"{part} {alone.said(part)}" for part in ("shuffling", "counting"))
     rows.append([f"{size:,}, with {parts}", alone.said("cpu"), "", ""])
     yield Table("packing", ["documents", "distcache", "the other", ""], rows)

@@ -213,9 +213,9 @@ def count_packed(
     cuts_longer: bool,
     multiple: int,
 ) -> PackedCounts: ...
+def fill_entries(lengths: NDArray[np.int32], begin: int, out: NDArray[np.int64]) -> None: ...
 def pack_documents(
-    group: NDArray[np.int32],
-    lengths: NDArray[np.int32],
+    entries: NDArray[np.int64],
     row_length: int,
     most_documents: int,
     cuts_longer: bool,

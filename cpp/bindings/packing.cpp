@@ -29,21 +29,30 @@ PackedCounts count(const py::array& lengths, std::int64_t row_length, std::int64
             counts.empty};
 }
 
-void pack(const py::array& group, const py::array& lengths, std::int64_t row_length,
-          std::int64_t most_documents, bool cuts_longer, std::int64_t multiple,
-          std::int64_t first_entry, py::array documents, py::array starts) {
-    const auto found = input<std::int32_t>(group, "group");
-    const auto sizes = input<std::int32_t>(lengths, "lengths");
+void fill(const py::array& lengths, std::int64_t begin, py::array out) {
+    const auto view = unaligned<std::int32_t>(lengths, "lengths");
+    const auto span = output<std::int64_t>(out, "out");
+    if (begin < 0 || begin > view.size() - static_cast<std::int64_t>(span.size())) {
+        throw py::value_error("there must be a length for each entry");
+    }
+    const py::gil_scoped_release release;
+    fill_entries(view, begin, span);
+}
+
+void pack(const py::array& entries, std::int64_t row_length, std::int64_t most_documents,
+          bool cuts_longer, std::int64_t multiple, std::int64_t first_entry, py::array documents,
+          py::array starts) {
+    const auto found = input<std::int64_t>(entries, "entries");
     const auto out = output<std::int32_t>(documents, "documents");
     const PackingRules rules{row_length, most_documents, cuts_longer, multiple};
     if (starts.dtype().equal(py::dtype::of<std::int32_t>())) {
         const auto pairs = output<std::int32_t>(starts, "starts", 2);
         const py::gil_scoped_release release;
-        pack_documents(found, sizes, rules, first_entry, out, pairs);
+        pack_documents(found, rules, first_entry, out, pairs);
     } else {
         const auto pairs = output<std::int64_t>(starts, "starts", 2);
         const py::gil_scoped_release release;
-        pack_documents(found, sizes, rules, first_entry, out, pairs);
+        pack_documents(found, rules, first_entry, out, pairs);
     }
 }
 
@@ -96,7 +105,23 @@ Raises
 IndexError
     If the rules are not possible.
 )doc");
-    module.def("pack_documents", &pack, py::arg("group"), py::arg("lengths"), py::arg("row_length"),
+    module.def("fill_entries", &fill, py::arg("lengths"), py::arg("begin"), py::arg("out"), R"doc(
+Write the entries of documents begin, begin + 1, ..., for `pack_documents`.
+
+Parameters
+----------
+lengths : ndarray of int32, shape (documents,)
+    In tokens, at any address.
+begin : int
+out : ndarray of int64
+    The document in the lower 32 bits, its length in the upper.
+
+Raises
+------
+ValueError
+    If a document has no length.
+)doc");
+    module.def("pack_documents", &pack, py::arg("entries"), py::arg("row_length"),
                py::arg("most_documents"), py::arg("cuts_longer"), py::arg("multiple"),
                py::arg("first_entry"), py::arg("documents"), py::arg("starts"), R"doc(
 Pack documents into rows by best-fit decreasing; equal lengths are taken in the given order.
@@ -106,8 +131,8 @@ placed. Among rows of equal room, the one that has waited longest is filled firs
 
 Parameters
 ----------
-group, lengths : ndarray of int32, shape (group,)
-    Documents, and their lengths in tokens.
+entries : ndarray of int64, shape (group,)
+    Documents, with their lengths in the upper 32 bits.
 row_length, most_documents, cuts_longer, multiple
     As of `count_packed`.
 first_entry : int

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "distcache/dispatch.hpp"
 #include "distcache/huge_memory.hpp"
 #include "distcache/require.hpp"
 
@@ -250,11 +251,30 @@ Packing::Packing(const LengthCounts& counts) {
 
 namespace {
 
+struct FillEntries {
+    template <Instructions>
+    DISTCACHE_KERNEL void run(UnalignedView<std::int32_t> lengths, std::int64_t begin,
+                              std::span<std::int64_t> out) {
+        const auto size = static_cast<std::int64_t>(out.size());
+        for (std::int64_t k = 0; k < size; ++k) {
+            out[static_cast<std::size_t>(k)] = Entry::of(begin + k, lengths[begin + k]);
+        }
+    }
+};
+
+}  // namespace
+
+void fill_entries(UnalignedView<std::int32_t> lengths, std::int64_t begin,
+                  std::span<std::int64_t> out) {
+    dispatched<FillEntries>(lengths, begin, out);
+}
+
+namespace {
+
 // The documents of a group, by length: those of at most a row, then tails.
 class SortedDocuments {
 public:
-    SortedDocuments(std::span<const std::int32_t> group, std::span<const std::int32_t> lengths,
-                    const LengthCounts& counts)
+    SortedDocuments(std::span<const std::int64_t> entries, const LengthCounts& counts)
         : row_length_(counts.rules.row_length), places_(2 * counts.whole.size(), 0) {
         const std::size_t width = counts.whole.size();
         std::int64_t count = 0;
@@ -268,7 +288,7 @@ public:
         require(memory != nullptr, "there is not enough memory for the documents of a group");
         documents_ = static_cast<std::int32_t*>(memory);
         whole_rows_.resize(static_cast<std::size_t>(count - tails_begin_));
-        scatter(group, lengths, counts.rules);
+        scatter(entries, counts.rules);
         std::copy_backward(places_.begin(), places_.end() - 1, places_.end());
         places_.front() = 0;
     }
@@ -284,18 +304,17 @@ public:
     }
 
 private:
-    void scatter(std::span<const std::int32_t> group, std::span<const std::int32_t> lengths,
-                 const PackingRules& rules) {
+    void scatter(std::span<const std::int64_t> entries, const PackingRules& rules) {
         const auto width = static_cast<std::int64_t>(places_.size() / 2);
-        for (std::size_t i = 0; i < lengths.size(); ++i) {
-            if (i + prefetched < lengths.size()) {
-                const std::int64_t coming = lengths[i + prefetched];
+        for (std::size_t i = 0; i < entries.size(); ++i) {
+            if (i + prefetched < entries.size()) {
+                const std::int64_t coming = Entry::length(entries[i + prefetched]);
                 if (coming > 0 && coming <= row_length_) {
                     const auto place = places_[static_cast<std::size_t>(coming)];
                     __builtin_prefetch(documents_ + place, 1);
                 }
             }
-            const std::int64_t length = lengths[i];
+            const std::int64_t length = Entry::length(entries[i]);
             if (length <= 0 || (length > row_length_ && !rules.cuts_longer)) {
                 continue;
             }
@@ -303,7 +322,7 @@ private:
             const std::int64_t room = rules.room_of(is_longer ? length % row_length_ : length);
             const std::int64_t key = is_longer ? width + room : room;
             const std::int64_t place = places_[static_cast<std::size_t>(key)]++;
-            documents_[place] = group[i];
+            documents_[place] = static_cast<std::int32_t>(entries[i]);
             if (is_longer) {
                 whole_rows_[static_cast<std::size_t>(place - tails_begin_)] =
                     static_cast<std::int32_t>(length / row_length_);
@@ -405,19 +424,19 @@ private:
 }  // namespace
 
 template <class T>
-void pack_documents(std::span<const std::int32_t> group, std::span<const std::int32_t> lengths,
-                    const PackingRules& rules, std::int64_t first_entry,
-                    std::span<std::int32_t> documents, std::span<T> starts) {
+void pack_documents(std::span<const std::int64_t> entries, const PackingRules& rules,
+                    std::int64_t first_entry, std::span<std::int32_t> documents,
+                    std::span<T> starts) {
     LengthCounts counts(rules);
-    for (const std::int32_t length : lengths) {
-        counts.add(length);
+    for (const std::int64_t entry : entries) {
+        counts.add(Entry::length(entry));
     }
     const Packing packing(counts);
-    const auto kept = static_cast<std::int64_t>(lengths.size()) - counts.empty - counts.left_out;
-    require(group.size() == lengths.size() && static_cast<std::int64_t>(documents.size()) == kept &&
+    const auto kept = static_cast<std::int64_t>(entries.size()) - counts.empty - counts.left_out;
+    require(static_cast<std::int64_t>(documents.size()) == kept &&
                 static_cast<std::int64_t>(starts.size()) == 2 * (counts.cut_rows + packing.rows()),
             "the rows are not those of the counts");
-    const SortedDocuments sorted(group, lengths, counts);
+    const SortedDocuments sorted(entries, counts);
     RowWriter<T> writer(sorted, rules.row_length, first_entry, documents, starts);
     writer.write_whole(counts.tails.front());
     for (const Packing::Run& run : packing.runs()) {
@@ -425,11 +444,9 @@ void pack_documents(std::span<const std::int32_t> group, std::span<const std::in
     }
 }
 
-template void pack_documents(std::span<const std::int32_t>, std::span<const std::int32_t>,
-                             const PackingRules&, std::int64_t, std::span<std::int32_t>,
-                             std::span<std::int32_t>);
-template void pack_documents(std::span<const std::int32_t>, std::span<const std::int32_t>,
-                             const PackingRules&, std::int64_t, std::span<std::int32_t>,
-                             std::span<std::int64_t>);
+template void pack_documents(std::span<const std::int64_t>, const PackingRules&, std::int64_t,
+                             std::span<std::int32_t>, std::span<std::int32_t>);
+template void pack_documents(std::span<const std::int64_t>, const PackingRules&, std::int64_t,
+                             std::span<std::int32_t>, std::span<std::int64_t>);
 
 }  // namespace distcache

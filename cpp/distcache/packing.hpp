@@ -94,23 +94,39 @@ private:
     std::vector<Part> parts_;
 };
 
+/// A document with its length, to be shuffled: the document in the lower 32 bits, its length in
+/// tokens in the upper. The documents of rows are sorted by length, so that lengths travel with
+/// them instead of being looked up, each with a cache miss.
+struct Entry {
+    static constexpr int length_shift = 32;
+
+    static std::int64_t length(std::int64_t entry) { return entry >> length_shift; }
+
+    static std::int64_t of(std::int64_t document, std::int32_t length) {
+        const auto upper = static_cast<std::uint64_t>(std::int64_t{length}) << length_shift;
+        return static_cast<std::int64_t>(upper | static_cast<std::uint32_t>(document));
+    }
+};
+
+/// The entries of documents begin, begin + 1, ... Requires begin + out.size() lengths.
+void fill_entries(UnalignedView<std::int32_t> lengths, std::int64_t begin,
+                  std::span<std::int64_t> out);
+
 /// Pack a group of documents.
 ///
-/// `group` has the documents, in the order in which equal lengths are taken; `lengths` their
-/// lengths in tokens. The documents of the rows are written one row after the other: first those
+/// `entries` are documents with their lengths, as `Entry` has them, in the order in which equal
+/// ones are taken. The documents of the rows are written one row after the other: first those
 /// longer ones that fill whole rows, then the rows of the packing, each after the whole rows of its
 /// tail. `starts` gets a pair for each row: its first document, counted from `first_entry`, and the
 /// token of it. Throws std::out_of_range if the sizes are not those of the counts.
 template <class T>
-void pack_documents(std::span<const std::int32_t> group, std::span<const std::int32_t> lengths,
-                    const PackingRules& rules, std::int64_t first_entry,
-                    std::span<std::int32_t> documents, std::span<T> starts);
+void pack_documents(std::span<const std::int64_t> entries, const PackingRules& rules,
+                    std::int64_t first_entry, std::span<std::int32_t> documents,
+                    std::span<T> starts);
 
-extern template void pack_documents(std::span<const std::int32_t>, std::span<const std::int32_t>,
-                                    const PackingRules&, std::int64_t, std::span<std::int32_t>,
-                                    std::span<std::int32_t>);
-extern template void pack_documents(std::span<const std::int32_t>, std::span<const std::int32_t>,
-                                    const PackingRules&, std::int64_t, std::span<std::int32_t>,
-                                    std::span<std::int64_t>);
+extern template void pack_documents(std::span<const std::int64_t>, const PackingRules&,
+                                    std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>);
+extern template void pack_documents(std::span<const std::int64_t>, const PackingRules&,
+                                    std::int64_t, std::span<std::int32_t>, std::span<std::int64_t>);
 
 }  // namespace distcache

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 #include <random>
 #include <vector>
 
@@ -126,19 +125,19 @@ TEST_CASE("packing is best-fit decreasing, after tails") {
         for (std::int64_t& length : lengths) {
             length = below(most + 1);
         }
+        std::vector<std::int64_t> entries;
         LengthCounts counts(rules);
         for (const std::int64_t length : lengths) {
             counts.add(length);
+            entries.push_back(Entry::of(static_cast<std::int64_t>(entries.size()),
+                                        static_cast<std::int32_t>(length)));
         }
-        std::vector<std::int32_t> group(lengths.size());
-        std::iota(group.begin(), group.end(), 0);
-        const std::vector<std::int32_t> narrow(lengths.begin(), lengths.end());
         const SlowPacking expected(lengths, rules);
         CHECK(2 * (counts.cut_rows + Packing(counts).rows()) ==
               static_cast<std::int64_t>(expected.starts.size()));
         std::vector<std::int32_t> documents(expected.documents.size());
         std::vector<std::int64_t> starts(expected.starts.size());
-        pack_documents<std::int64_t>(group, narrow, rules, 0, documents, starts);
+        pack_documents<std::int64_t>(entries, rules, 0, documents, starts);
         CHECK(documents == expected.documents);
         CHECK(starts == expected.starts);
     }
@@ -161,11 +160,22 @@ TEST_CASE("packing refuses what does not fit") {
     CHECK_THROWS_AS(LengthCounts({8, -1, true}), std::out_of_range);
     CHECK_THROWS_AS(LengthCounts({8, 0, true, 3}), std::out_of_range);
     CHECK_THROWS_AS(LengthCounts({8, 0, true, 0}), std::out_of_range);
-    const std::vector<std::int32_t> group{0, 1};
-    const std::vector<std::int32_t> lengths{5, 5};
+    const std::vector<std::int64_t> entries{Entry::of(0, 5), Entry::of(1, 5)};
     std::vector<std::int32_t> documents(2);
     std::vector<std::int32_t> starts(2);
-    CHECK_THROWS_AS(
-        pack_documents<std::int32_t>(group, lengths, {8, 0, true}, 0, documents, starts),
-        std::out_of_range);
+    CHECK_THROWS_AS(pack_documents<std::int32_t>(entries, {8, 0, true}, 0, documents, starts),
+                    std::out_of_range);
+}
+
+TEST_CASE("entries have documents and lengths, from lengths at any address") {
+    std::vector<unsigned char> bytes(1);  // the lengths that follow are unaligned
+    const std::vector<std::int32_t> lengths{3, 0, 7, 2'000'000'000};
+    bytes.insert(bytes.end(), reinterpret_cast<const unsigned char*>(lengths.data()),
+                 reinterpret_cast<const unsigned char*>(lengths.data() + lengths.size()));
+    std::vector<std::int64_t> entries(3);
+    fill_entries({bytes.data() + 1, 4}, 1, entries);
+    for (std::size_t k = 0; k < entries.size(); ++k) {
+        CHECK(Entry::length(entries[k]) == lengths[k + 1]);
+        CHECK(static_cast<std::uint32_t>(entries[k]) == k + 1);
+    }
 }

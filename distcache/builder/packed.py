@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from distcache.builder.arrays import ArrayWriter
 from distcache.builder.job import Job
 from distcache.builder.passes import seed_from
-from distcache.builder.section_slice import ArraySlice, LengthTable, joined_digests
+from distcache.builder.section_slice import ArraySlice, joined_digests
 from distcache.corpus import Idx
-from distcache.kernels import Mt19937, pack_documents
+from distcache.kernels import Mt19937, fill_entries, pack_documents
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
 from distcache.plan.packing import Packed
@@ -179,14 +179,14 @@ def pack_group(
     """
     packed = packing_of(section)
     rules, own = packed.rules, packed.groups[group]
-    shuffled = np.arange(own.begin, own.end, dtype=np.int32)
-    Mt19937(seed_from(section.seed, number, group)).shuffle(shuffled)
+    entries = np.empty(own.end - own.begin, np.int64)
+    fill_entries(idx.lengths, own.begin, entries)
+    Mt19937(seed_from(section.seed, number, group)).shuffle(entries)
     documents = np.empty(own.documents, np.int32)
     starts = np.empty((own.rows, 2), section.sample_type)
     tasks = _Tasks(section)
     pack_documents(
-        shuffled,
-        LengthTable(idx, own.begin, own.end).look_up(shuffled),
+        entries,
         rules.row_length,
         rules.most_documents,
         rules.cuts_longer,

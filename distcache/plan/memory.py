@@ -18,7 +18,7 @@ LENGTH_BYTES: Final = 2
 CHUNK_DOCUMENTS: Final = CHUNK_BYTES // DOCUMENT_BYTES
 # Smaller memory of documents comes from the allocator, which reuses it for the next section.
 MAPPED_FROM: Final = 32 << 20  # bytes
-# A document of a group: itself, its length, sorted by it, in its row, and the rows before its tail.
+# A document of a group: with its length, sorted by it, in its row, and the rows before its tail.
 PACKED_BYTES: Final = 20
 COUNTED_BYTES: Final = 64  # for each length: counts, rows that wait, and places
 PASS_BYTES: Final = 14  # for each sequence of a pass: its parts, all of it, a copy, its length
@@ -86,7 +86,7 @@ def memory_of_packed(section: SectionPlan, _workers: int) -> int:
     starts = 2 * np.dtype(section.sample_type).itemsize * rows
     sample = np.dtype(section.shuffle_type).itemsize
     shuffled = sample * section.packed.rows
-    space = max(shuffle_space(group), shuffle_space(section.packed.rows, sample))
+    space = max(shuffle_space(group, 8), shuffle_space(section.packed.rows, sample))
     one_group = PACKED_BYTES * group + starts
     counts = COUNTED_BYTES * section.packed.rules.row_length
     return max(one_group, shuffled) + space + counts + 4 * CHUNK_BYTES

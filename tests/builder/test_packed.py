@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from distcache.cache import open_cache
 from distcache.corpus import open_idx
+from distcache.kernels import fill_entries
 from tests.plan.test_make import plan_of, problems_of
 from tests.support import here
 from tests.support.corpora import LENGTHS, write_lengths
@@ -136,3 +137,18 @@ def test_views_and_shards(tmp_path: Path) -> None:
             for document, begin, end in row:
                 found[document] = found.get(document, 0) + end - begin
         assert found == {n: int(size) for n, size in enumerate(idx.lengths) if size}
+
+
+def test_entries_have_documents_and_lengths() -> None:
+    """Entries have documents and lengths from lengths at any address, as those of an index are."""
+    lengths = np.frombuffer(b"x" + np.arange(10, 20, dtype=np.int32).tobytes(), np.int32, 10, 1)
+    entries = np.empty(3, np.int64)
+    fill_entries(lengths, 4, entries)
+    assert entries.view(np.int32).reshape(-1, 2).tolist() == [[4, 14], [5, 15], [6, 16]]
+
+
+@pytest.mark.parametrize("begin", [-1, 8])
+def test_entries_need_lengths(begin: int) -> None:
+    """Entries need lengths, or nothing is read."""
+    with pytest.raises(ValueError, match="a length for each entry"):
+        fill_entries(np.zeros(10, np.int32), begin, np.empty(3, np.int64))

@@ -16,7 +16,7 @@ import pytest
 from distcache.builder.configuration import config_from_mapping
 from distcache.cache import open_cache as open_file
 from distcache.errors import ConfigError
-from distcache.kernels import count_packed, pack_documents
+from distcache.kernels import count_packed, fill_entries, pack_documents
 from distcache.megatron.export import export
 from distcache.megatron.names import Naming
 from distcache.node.records import read_records
@@ -257,10 +257,11 @@ def test_rows_are_those_of_olmo(row_length: int, kind: str) -> None:
         packer = new_packer(row_length)
         for document in np.argsort(-lengths, kind="stable").tolist():
             packer._pack_document(document, int(lengths[document]))
-        group = np.arange(count, dtype=np.int32)
+        entries = np.empty(count, np.int64)
+        fill_entries(lengths, 0, entries)
         found = count_packed(lengths, row_length, 0, True, 1)
         documents, starts = np.empty(count, np.int32), np.empty((found.rows, 2), np.int32)
-        pack_documents(group, lengths, row_length, 0, True, 1, 0, documents, starts)
+        pack_documents(entries, row_length, 0, True, 1, 0, documents, starts)
         bounds = [*starts[:, 0].tolist(), count]
         rows = [documents[a:b].tolist() for a, b in itertools.pairwise(bounds)]
         assert rows == packer.instance_bins
