@@ -22,8 +22,7 @@ SHUFFLE_PART: Final = 0.5  # of the time of a document of a small section
 PACK_SHARE: Final = 2.5  # of a document that is packed, relative to one of a small section
 BLEND_CORPORA: Final = 512  # corpora of the blend that was measured
 BLEND_GROWTH: Final = 0.25  # power of the number of corpora by which a step takes longer
-LINK_BYTES: Final = 80
-MAPPED_BYTES: Final = 4  # a length in an `.idx`
+LINK_BYTES: Final = 80  # without the lengths, mapped pages of an `.idx` that ranks share
 # Of small sections that are built together: arrays of those beside the largest, and lengths.
 RUN_MEMORY: Final = 2 * UNIT_FULL
 # Buffers of an exchange: numbers, their order, what arrives, and answers.
@@ -106,10 +105,8 @@ class UnitCosts:
 
     def linked_memory(self, ranks: int) -> int:
         """Return the bytes of each rank's slice, without `BASE_MEMORY`."""
-        section = self.section
-        slice_bytes = LINK_BYTES * max(section.documents, section.shuffled_samples) // ranks
-        mapped = MAPPED_BYTES * (section.end - section.begin)  # when lengths are looked up
-        return max(slice_bytes, mapped) + LINK_PIECES
+        largest = max(self.section.documents, self.section.shuffled_samples)
+        return LINK_BYTES * largest // ranks + LINK_PIECES
 
     def memory(self, threads: int, ranks: int = 1) -> int:
         """Return the bytes of memory of each of several ranks, without `BASE_MEMORY`."""
