@@ -118,7 +118,7 @@ TEST_CASE("lengths are looked up in any order, from lengths at any address") {
         narrow.push_back(static_cast<std::uint16_t>(std::min<std::int32_t>(lengths[k], too_long)));
     }
     std::mt19937 random(1);
-    for (const std::size_t size : {0, 1, 3, 64, 65, 500}) {
+    for (const std::size_t size : {0U, 1U, 3U, 64U, 65U, 500U}) {
         std::vector<std::int32_t> sequences(size);
         std::vector<std::int32_t> expected(size);
         for (std::size_t i = 0; i < size; ++i) {
