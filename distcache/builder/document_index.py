@@ -88,7 +88,7 @@ def shuffle_lower(pivot: int, generator: Mt19937) -> NDArray[Any]:
 
 
 def shuffle_last(section: SectionPlan, generator: Mt19937) -> LargeArray:
-    """Shuffle the last pass of a document index if it is separate, else return nothing of it.
+    """Return the last pass, shuffled, if it is shuffled apart; else an empty array.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def shuffle_last(section: SectionPlan, generator: Mt19937) -> LargeArray:
     Returns
     -------
     LargeArray
-        Memory of section.documents - section.first_documents positions.
+        Memory of section.documents - section.first_documents documents.
     """
     memory = LargeArray(section.documents - section.first_documents)
     fill_passes(section, memory.values, 0)

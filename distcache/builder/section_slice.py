@@ -206,6 +206,9 @@ class ArraySlice:
 class LengthTable:
     """The lengths of a range of a corpus's sequences, to be looked up in any order.
 
+    It has 16 bits for each, since a look-up is a cache miss. Longer sequences are looked up in the
+    index, whose pages are released again.
+
     Parameters
     ----------
     idx : Idx
@@ -221,9 +224,9 @@ class LengthTable:
         self._has_long = False
         for first in range(begin, end, NARROW_STEP):
             last = min(first + NARROW_STEP, end)
-            lengths = idx.lengths[first:last]
-            self._narrow[first - begin : last - begin] = np.minimum(lengths, TOO_LONG)
-            self._has_long |= bool(lengths.max() >= TOO_LONG)
+            narrow = self._narrow[first - begin : last - begin]
+            narrow[:] = np.minimum(idx.lengths[first:last], TOO_LONG)
+            self._has_long |= bool(narrow.max() == TOO_LONG)
             idx.release_lengths(first, last)  # mapped lengths count as memory of the process
 
     def look_up(self, sequences: NDArray[np.int32]) -> NDArray[np.int32]:
